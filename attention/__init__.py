@@ -1,0 +1,1 @@
+"""Multi-head latent attention, the sparse-attention indexer, and the paged caches under them."""

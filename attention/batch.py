@@ -1,0 +1,153 @@
+"""One step's ragged batch as attention sees it: flat tokens, their positions, and where their keys lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from .tiles import PageView, Spans, TileGroup
+
+_TILE = 64  # most queries of a tile; bounds the padding of the last tile of a request
+_ROW_TABLE = 1 << 20  # largest table of (request, position) to cache row that is kept for a step
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBatch:
+    """R requests with T tokens in all. Token t of request r follows ``starts[r]`` cached keys; T and R may be 0."""
+
+    positions: torch.Tensor  # [T] int64, position of every token in its request
+    token_row: torch.Tensor  # [T] int64, request of every token
+    query_start: torch.Tensor  # [R + 1] int64, first flat token of every request
+    context_lens: torch.Tensor  # [R] int64, keys of every request once this batch is written
+    write_rows: torch.Tensor  # [T] int64, flat cache row of every token: page * page_size + offset
+    page_table: torch.Tensor  # [R, P] int32, pages of every request in order of position
+    page_size: int  # rows a page
+    max_context: int  # largest context length, 0 when R is 0
+    max_query: int  # most tokens of one request, 0 when R is 0
+    groups: tuple[TileGroup, ...]  # single-token requests first, then the others; empty groups left out
+    _memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def n_tokens(self) -> int:
+        """T."""
+        return self.positions.shape[0]
+
+    @property
+    def n_requests(self) -> int:
+        """R."""
+        return self.context_lens.shape[0]
+
+    @property
+    def pages(self) -> PageView:
+        """Page table and page size together."""
+        return PageView(self.page_table, self.page_size)
+
+    def rows(self, request: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Flat cache rows (int64, shape of ``positions`` [n, m]) of positions of ``request`` [n] int64."""
+        if self.n_requests * self.max_context > _ROW_TABLE:
+            return self.pages.rows(request, positions)
+        every = torch.arange(self.n_requests, device=request.device)
+        table = self.once("rows", lambda: self.pages.rows(every, self._all_positions()).reshape(-1))
+        at = positions + request[:, None] * self.max_context
+        return table.index_select(0, at.reshape(-1)).view(positions.shape)
+
+    def _all_positions(self) -> torch.Tensor:
+        """0..max_context - 1 for every request, clamped to its context: [R, max_context] int64."""
+        every = torch.arange(self.max_context, device=self.context_lens.device)
+        return torch.minimum(every, (self.context_lens[:, None] - 1).clamp_min(0))
+
+    def once(self, key: Any, make: Callable[[], _V]) -> _V:
+        """``make()``, computed for the first layer that asks under ``key`` and kept for the others."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        value: _V = self._memo[key]
+        return value
+
+    @classmethod
+    def build(
+        cls, starts: np.ndarray, counts: np.ndarray, page_table: torch.Tensor, page_size: int, device: torch.device
+    ) -> AttentionBatch:
+        """Batch of requests with ``starts`` [R] keys in the cache and ``counts`` [R] new tokens (0 allowed).
+
+        ``page_table`` [R, P] int32 on ``device`` names the pages of at least ``starts + counts`` keys; entries past
+        them are never read. Arithmetic is done on the host and uploaded in one copy.
+        """
+        starts, counts = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
+        assert starts.shape == counts.shape and page_table.shape[0] == len(starts), (starts.shape, counts.shape, page_table.shape)
+        assert page_size > 0 and page_size & (page_size - 1) == 0, page_size
+        ends = starts + counts
+        max_context = int(ends.max(initial=0))
+        assert max_context <= page_table.shape[1] * page_size, (max_context, page_table.shape, page_size)
+        query_start = np.concatenate(([0], np.cumsum(counts)))
+        token_row = np.repeat(np.arange(len(counts)), counts)
+        positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1] - starts, counts)
+        kinds = [np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)]
+        plans = [_plan_tiles(kind, starts, counts, query_start) for kind in kinds if len(kind)]
+        arrays = [positions, token_row, query_start, ends, *(array for plan in plans for array in plan.arrays)]
+        tensors = _upload(arrays, torch.device(device))
+        pages = PageView(page_table, page_size)
+        groups = tuple(plan.group(pages, tensors[4 + 7 * i : 11 + 7 * i]) for i, plan in enumerate(plans))
+        where, row = tensors[0], tensors[1]
+        slots = page_table[row, where // page_size].long() if len(token_row) else row
+        return cls(
+            positions=where, token_row=row, query_start=tensors[2], context_lens=tensors[3],
+            write_rows=slots * page_size + where % page_size, page_table=page_table, page_size=page_size,
+            max_context=max_context, max_query=int(counts.max(initial=0)), groups=groups,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TilePlan:
+    """Host side of a TileGroup."""
+
+    whole: bool
+    arrays: tuple[np.ndarray, ...]  # members, request, token, limit, context, span request, tile start: for the device
+    real: np.ndarray
+    span_context: np.ndarray
+    span_queries: np.ndarray
+
+    def group(self, pages: PageView, tensors: list[torch.Tensor]) -> TileGroup:
+        members, request, token, limit, context, span_request, tile_start = tensors
+        spans = Spans(
+            pages=pages, context=self.span_context, queries=self.span_queries, request=span_request, tile_start=tile_start
+        )
+        return TileGroup(
+            pages=pages, width=token.shape[1], n_tokens=members.shape[0], whole=self.whole, members=members,
+            contexts=self.arrays[4], real=self.real, request=request, token=token, limit=limit, context=context, spans=spans,
+        )
+
+
+def _plan_tiles(chosen: np.ndarray, starts: np.ndarray, counts: np.ndarray, query_start: np.ndarray) -> _TilePlan:
+    """Cut the queries of the ``chosen`` requests into tiles, longest context first."""
+    queries, start = counts[chosen], starts[chosen]
+    local_start = np.cumsum(queries) - queries
+    members = np.arange(queries.sum()) + np.repeat(query_start[chosen] - local_start, queries)
+    width = min(_TILE, 1 << int(queries.max() - 1).bit_length())
+    tiles = -(-queries // width)
+    span = np.repeat(np.arange(len(chosen)), tiles)
+    first = (np.arange(len(span)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * width
+    real = np.minimum(queries[span] - first, width)
+    contexts = start[span] + first + real
+    order = np.argsort(-contexts, kind="stable")
+    span, first, real, contexts = span[order], first[order], real[order], contexts[order]
+    within = first[:, None] + np.minimum(np.arange(width)[None, :], real[:, None] - 1)
+    token = local_start[span][:, None] + within
+    limit = start[span][:, None] + within + 1
+    ends = start + queries
+    tile_start = (np.cumsum(ends) - ends)[span]
+    return _TilePlan(
+        whole=len(members) == query_start[-1], arrays=(members, chosen[span], token, limit, contexts, chosen, tile_start),
+        real=real, span_context=ends, span_queries=queries,
+    )
+
+
+def _upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """The int64 arrays as tensors on ``device``, moved in one copy."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]).astype(np.int64, copy=False))
+    parts = flat.to(device).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

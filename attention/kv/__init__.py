@@ -1,0 +1,1 @@
+"""Row layouts, pools and page accounting of the latent and indexer-key caches."""

@@ -1,0 +1,101 @@
+"""Row formats of the caches: FP8 latent rows (656 bytes at DeepSeek-V3 widths), FP8 index keys, and sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from ..config import MLAConfig
+
+CacheDtype = Literal["float32", "bfloat16", "fp8"]
+
+E4M3_MAX = 448.0  # largest finite float8_e4m3fn
+_GROUP = 128  # latent values that share one scale
+_FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def n_scales(width: int) -> int:
+    """fp32 scales of an FP8 latent of ``width`` values: one per 128, the last group may be short."""
+    return -(-width // _GROUP)
+
+
+def fp8_latent_bytes(latent: int, rope: int) -> int:
+    """Bytes of an FP8 latent row: ``latent`` e4m3 values, their fp32 scales, ``rope`` bf16 values."""
+    return latent + 4 * n_scales(latent) + 2 * rope
+
+
+def latent_row_bytes(config: MLAConfig, dtype: CacheDtype) -> int:
+    """Bytes one token takes in one layer's latent cache."""
+    if dtype == "fp8":
+        return fp8_latent_bytes(config.kv_lora_rank, config.rope_dim)
+    return config.latent_dim * _FLOAT_BYTES[dtype]
+
+
+def index_row_bytes(config: MLAConfig, dtype: CacheDtype) -> int:
+    """Bytes one token takes in one layer's index-key cache; 0 without an indexer."""
+    if config.indexer is None:
+        return 0
+    return config.indexer.head_dim + 4 if dtype == "fp8" else config.indexer.head_dim * _FLOAT_BYTES[dtype]
+
+
+def kv_bytes_per_token(config: MLAConfig, layer_has_indexer: Sequence[bool], dtype: CacheDtype) -> int:
+    """Cache bytes of one token over all the layers listed.
+
+    Raises:
+        ValueError: the dtype is unknown, or the widths do not fit its format.
+    """
+    check_layout(config, dtype)
+    return len(layer_has_indexer) * latent_row_bytes(config, dtype) + sum(layer_has_indexer) * index_row_bytes(config, dtype)
+
+
+def check_layout(config: MLAConfig, dtype: str) -> None:
+    """Refuse a cache format that is unknown or that the model's widths do not fit.
+
+    Raises:
+        ValueError: naming the value found and what would be valid.
+    """
+    if dtype not in (*_FLOAT_BYTES, "fp8"):
+        raise ValueError(f"unknown KV cache dtype {dtype!r}; use one of float32, bfloat16, fp8")
+    if dtype != "fp8":
+        return
+    if config.kv_lora_rank % 4 or config.rope_dim % 2:
+        raise ValueError(
+            f"KV cache dtype fp8 needs kv_lora_rank divisible by 4 and an even qk_rope_head_dim, got {config.kv_lora_rank} "
+            f"and {config.rope_dim}; use float32 or bfloat16"
+        )
+    width = config.indexer.head_dim if config.indexer else 4
+    if width < 4 or width & (width - 1):
+        raise ValueError(
+            f"KV cache dtype fp8 needs an index_head_dim that is a power of two, 4 or more, got {width}; use float32 or bfloat16"
+        )
+
+
+def quantise(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 bytes (uint8 [T, W]) and fp32 scales [T, ceil(W / group)] of ``values`` [T, W] in any float dtype.
+
+    A scale is ``amax / 448`` of its group. The error of a value is at most 1/16 of it, or 2**-10 scales if that is more.
+    """
+    tokens, width = values.shape
+    groups = -(-width // group)
+    padded = torch.nn.functional.pad(values.float(), (0, groups * group - width)).view(tokens, groups, group)
+    scales = padded.abs().amax(-1).clamp_min(1e-12) / E4M3_MAX
+    scaled = (padded / scales[:, :, None]).clamp(-E4M3_MAX, E4M3_MAX)
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(tokens, -1)[:, :width], scales
+
+
+def encode_latent(values: torch.Tensor, latent: int) -> torch.Tensor:
+    """FP8 rows, uint8 [T, bytes], of ``values`` [T, latent + rope]: e4m3 latent, fp32 scales, bf16 RoPE key."""
+    codes, scales = quantise(values[:, :latent], _GROUP)
+    rope = values[:, latent:].to(torch.bfloat16).contiguous()
+    return torch.cat((codes, scales.view(torch.uint8), rope.view(torch.uint8)), 1)
+
+
+def decode_latent(rows: torch.Tensor, latent: int) -> torch.Tensor:
+    """fp32 [N, latent + rope] of FP8 rows, uint8 [N, bytes]. Scales may be any fp32."""
+    groups = n_scales(latent)
+    codes, scales, rope = rows.split([latent, 4 * groups, rows.shape[1] - latent - 4 * groups], 1)
+    factors = scales.contiguous().view(torch.float32).repeat_interleave(_GROUP, 1)[:, :latent]
+    wide = codes.contiguous().view(torch.float8_e4m3fn).float() * factors
+    return torch.cat((wide, rope.contiguous().view(torch.bfloat16).float()), 1)

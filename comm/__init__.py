@@ -1,0 +1,1 @@
+"""Bytes between ranks: the dispatch/combine protocol of expert parallelism and its backends."""

@@ -1,0 +1,89 @@
+"""How a token travels: one row of bytes with its values, the slots it goes to, and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .dispatcher import EPSpec
+from .fp8 import BLOCK, dequantise, quantise
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ALIGN = 16  # bytes; rows stay aligned for any field
+
+
+def payload_bytes(spec: EPSpec) -> int:
+    """Bytes of one token's values: ``hidden`` of the dtype, or of e4m3 and one fp32 scale per 128 values."""
+    if spec.payload == "fp8":
+        return spec.hidden + 4 * -(-spec.hidden // BLOCK)
+    return spec.hidden * DTYPES[spec.dtype].itemsize
+
+
+def _aligned(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout:
+    """Fields of a row: values, [fp8 scales], top_k int32 slots, top_k fp32 weights, int32 source rank, zeros."""
+
+    spec: EPSpec  # widths come from here
+
+    @property
+    def _values(self) -> int:
+        spec = self.spec
+        return _aligned(spec.hidden if spec.payload == "fp8" else payload_bytes(spec), 4)
+
+    @property
+    def _meta(self) -> int:
+        scales = -(-self.spec.hidden // BLOCK) if self.spec.payload == "fp8" else 0
+        return self._values + 4 * scales
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row on the wire."""
+        return _aligned(self._meta + 8 * self.spec.top_k + 4, _ALIGN)
+
+    def pack(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, source: int) -> torch.Tensor:
+        """x [T, hidden], slots [T, k] (-1 for none), weights [T, k] -> uint8 [T, row_bytes]."""
+        spec, meta, k = self.spec, self._meta, self.spec.top_k
+        rows = torch.zeros((x.shape[0], self.row_bytes), dtype=torch.uint8, device=x.device)
+        if spec.payload == "fp8":
+            values, scales = quantise(x)
+            rows[:, : spec.hidden] = values.view(torch.uint8)
+            rows[:, self._values : meta].view(torch.float32).copy_(scales)
+        else:
+            rows[:, : payload_bytes(spec)].view(x.dtype).copy_(x)
+        rows[:, meta : meta + 4 * k].view(torch.int32).copy_(slots)
+        rows[:, meta + 4 * k : meta + 8 * k].view(torch.float32).copy_(weights)
+        rows[:, meta + 8 * k : meta + 8 * k + 4].view(torch.int32).fill_(source)
+        return rows
+
+    def empty_rows(self, n: int, device: torch.device) -> torch.Tensor:
+        """n rows of no token: zeros, and -1 for every slot."""
+        rows = torch.zeros((n, self.row_bytes), dtype=torch.uint8, device=device)
+        rows[:, self._meta : self._meta + 4 * self.spec.top_k] = 0xFF
+        return rows
+
+    def values(self, rows: torch.Tensor) -> torch.Tensor:
+        """[M, hidden] in the spec's dtype; a strided view of the rows unless the payload is FP8."""
+        spec, dtype = self.spec, DTYPES[self.spec.dtype]
+        if spec.payload == "fp8":
+            scales = rows[:, self._values : self._meta].view(torch.float32)
+            return dequantise(rows[:, : spec.hidden].view(torch.float8_e4m3fn), scales, dtype)
+        return rows[:, : payload_bytes(spec)].view(dtype)
+
+    def slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """[M, k] int64 global slots, -1 for none, ascending with the -1 last."""
+        return rows[:, self._meta : self._meta + 4 * self.spec.top_k].view(torch.int32).long()
+
+    def weights(self, rows: torch.Tensor) -> torch.Tensor:
+        """[M, k] float32 weights of the slots."""
+        start = self._meta + 4 * self.spec.top_k
+        return rows[:, start : start + 4 * self.spec.top_k].view(torch.float32).contiguous()
+
+    def sources(self, rows: torch.Tensor) -> torch.Tensor:
+        """[M] int64 EP rank that the token belongs to."""
+        start = self._meta + 8 * self.spec.top_k
+        return rows[:, start : start + 4].view(torch.int32).flatten().long()

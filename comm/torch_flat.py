@@ -1,0 +1,77 @@
+"""Expert parallelism over one all-to-all: a token goes straight to every rank that hosts one of its experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..parallel.group import Group, Pending
+from .base import BaseDispatcher
+from .dispatcher import EPSpec, Routed
+from .grouping import Arrived, group_by_slot, local_slots, single_rows, weighted_rows
+from .hop import Hop, HopTicket
+from .order import ordered_sum
+from .rows import DTYPES, RowLayout
+
+
+@dataclass(kw_only=True)
+class _Flight:
+    """One dispatch from its send to its combine."""
+
+    hop: HopTicket
+    weights: torch.Tensor  # [T, k] of this rank's own tokens
+    arrived: Arrived | None = None
+
+
+class TorchDispatcher(BaseDispatcher):
+    """Counts first, then one row per (token, destination rank) in one uneven all-to-all.
+
+    Combine: the expert's rank sums its results of a token in fp32 in ascending slot order, the source adds the ranks'
+    sums in ascending rank order in fp32. In deterministic mode every (token, choice) result comes back on its own and
+    the source sums them in ascending slot order, as ``LocalDispatcher`` does, so that the layout changes no bit.
+    """
+
+    name = "torch"
+
+    def __init__(self, group: Group, spec: EPSpec) -> None:
+        super().__init__(group, spec)
+        self._layout = RowLayout(spec=spec)
+        self._hop = Hop(group, self._sent)
+
+    def dispatch_send(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Any:
+        """See ``Dispatcher``. Waits for the other ranks' counts; the rows travel on their own."""
+        slots, weights = self._prepare(x, slot_ids, weights)
+        rows = self._layout.pack(x, slots, weights, self.group.index)
+        targets = torch.div(slots, self.spec.slots_per_rank, rounding_mode="floor")  # -1 stays -1
+        return _Flight(hop=self._hop.send(rows, targets), weights=weights)
+
+    def dispatch_recv(self, ticket: Any) -> Routed:
+        """See ``Dispatcher``."""
+        flight: _Flight = ticket
+        rows = flight.hop.pending.wait()
+        local = local_slots(self.spec, self.group.index, self._layout.slots(rows))
+        routed, flight.arrived = group_by_slot(self.spec, self._layout.values(rows), local, self._layout.weights(rows))
+        routed.handle = flight
+        return routed
+
+    def combine_send(self, y: torch.Tensor, routed: Routed) -> Any:
+        """See ``Dispatcher``."""
+        self._check_outputs(y, routed)
+        flight: _Flight = routed.handle
+        assert flight.arrived is not None
+        singly = self.spec.deterministic
+        values = single_rows(self.spec, y, flight.arrived.index) if singly else weighted_rows(self.spec, y, flight.arrived)
+        return flight, self._hop.send_back(flight.hop, values, singly=singly)
+
+    def combine_recv(self, ticket: Any) -> torch.Tensor:
+        """See ``Dispatcher``."""
+        flight: _Flight = ticket[0]
+        pending: Pending = ticket[1]
+        values = pending.wait()
+        if self.spec.deterministic:
+            out = ordered_sum(values, flight.hop.choice_index(), flight.weights)
+        else:
+            out = ordered_sum(values, flight.hop.row_index)
+        return out.to(DTYPES[self.spec.dtype])

@@ -1,0 +1,1 @@
+"""The engine: configuration, weights, models, scheduler, runner, sampler and the LLM front."""

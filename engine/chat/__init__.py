@@ -1,0 +1,7 @@
+"""From chat messages to the prompt text a model was trained on."""
+
+from __future__ import annotations
+
+from .render import ChatFormat, load_chat_format, render_chat
+
+__all__ = ["ChatFormat", "load_chat_format", "render_chat"]

@@ -1,0 +1,60 @@
+"""Named arrays as bytes: how step plans travel between ranks. A JSON header, then the raw values; nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .plan import StepPlan
+
+_LENGTH = struct.Struct("<I")
+_DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
+
+
+def encode_arrays(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, int]) -> bytes:
+    """Pack arrays and integer scalars into one byte string that ``decode_arrays`` reads back."""
+    head = {"scalars": dict(scalars), "arrays": [[name, a.dtype.name, list(a.shape)] for name, a in arrays.items()]}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
+
+
+def decode_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """Inverse of ``encode_arrays``.
+
+    Raises:
+        ValueError: a header of unknown dtype, or a length that does not match.
+    """
+    (length,) = _LENGTH.unpack_from(data)
+    head = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    at = _LENGTH.size + length
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, dtype_name, shape in head["arrays"]:
+        if dtype_name not in _DTYPES:
+            raise ValueError(f"array {name!r} has unknown dtype {dtype_name!r}; known: {sorted(_DTYPES)}")
+        dtype = _DTYPES[dtype_name]
+        count = int(np.prod(shape, dtype=np.int64))
+        if at + count * dtype.itemsize > len(data):
+            raise ValueError(f"array {name!r} of shape {shape} ends after the {len(data)} bytes that arrived")
+        arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
+        at += count * dtype.itemsize
+    if at != len(data):
+        raise ValueError(f"message has {len(data)} bytes, its header describes {at}")
+    return arrays, head["scalars"]
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """A step plan as bytes."""
+    arrays = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "step"}
+    return encode_arrays(arrays, {"step": plan.step})
+
+
+def decode_plan(data: bytes) -> StepPlan:
+    """Inverse of ``encode_plan``."""
+    arrays, scalars = decode_arrays(data)
+    return StepPlan(step=scalars["step"], **arrays)

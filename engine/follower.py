@@ -1,0 +1,25 @@
+"""Ranks of a replica that do not lead: they run the plans their leader sends."""
+
+from __future__ import annotations
+
+from ..parallel.grid import Grid
+from .codec import decode_plan
+from .messages import END, FAIL
+from .runner import Runner
+
+
+def follow(grid: Grid, runner: Runner) -> None:
+    """Run plans until the leader ends the loop.
+
+    Raises:
+        ValueError: the front refused the call; the message is the same on every rank.
+    """
+    while True:
+        message = grid.replica.broadcast_bytes(None, 0)
+        kind, body = message[:1], message[1:]
+        if kind == END:
+            runner.drain()
+            return
+        if kind == FAIL:
+            raise ValueError(body.decode())
+        runner.execute(decode_plan(body))

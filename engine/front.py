@@ -1,0 +1,205 @@
+"""Rank 0's side of a call: prompts become requests of DP ranks, events become outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .messages import AbortRequest, AddRequest, Command
+from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
+from .records import Event, LogprobRow
+from .sampling_params import SamplingParams
+from .tokenizer import Tokenizer
+
+#: a prompt as the API takes it
+Prompt = str | Sequence[int] | dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamChunk:
+    """News of one completion."""
+
+    request_id: str  # of the prompt
+    prompt_index: int  # place of the prompt in the call
+    index: int  # which of the ``n`` completions
+    text: str  # new text
+    token_ids: list[int]  # new tokens
+    finished: bool  # this completion has ended
+    output: RequestOutput | None  # the whole request, once every completion of the prompt has ended
+
+
+class Router:
+    """Chooses DP ranks: the one with the fewest outstanding tokens; ties go round."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self.tokens = [0] * n_ranks
+        self._next = 0
+
+    def pick(self, cost: int) -> int:
+        """The rank for a request of ``cost`` tokens (prompt plus the most it may generate)."""
+        order = [(self._next + i) % len(self.tokens) for i in range(len(self.tokens))]
+        best = min(order, key=lambda rank: self.tokens[rank])
+        self._next = (best + 1) % len(self.tokens)
+        self.tokens[best] += cost
+        return best
+
+    def done(self, rank: int, cost: int) -> None:
+        """A request has ended."""
+        self.tokens[rank] -= cost
+
+
+@dataclass(kw_only=True)
+class _Child:
+    """One completion in flight."""
+
+    parent: RequestOutput
+    completion: CompletionOutput
+    prompt_index: int
+    dp_rank: int
+    cost: int
+
+
+class Front:
+    """Requests of one engine as their callers see them."""
+
+    def __init__(self, *, tokenizer: Tokenizer | None, dp: int, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.router = Router(dp)
+        self._children: dict[str, _Child] = {}
+        self._arrivals = 0  # requests so far, over the engine's life
+        self._calls = 0
+
+    @property
+    def open(self) -> bool:
+        """True while some completion has not ended."""
+        return bool(self._children)
+
+    # ---- in
+
+    def token_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """(text or None, token ids) of one prompt.
+
+        Raises:
+            ValueError: empty, of the wrong type, ids outside the vocabulary, or text without a tokenizer.
+        """
+        if isinstance(prompt, dict):
+            keys = [k for k in ("prompt_token_ids", "prompt") if k in prompt]
+            if not keys:
+                raise ValueError(f"a prompt dict needs 'prompt' or 'prompt_token_ids', found {sorted(prompt)}")
+            prompt = prompt[keys[0]]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("text prompts need a tokenizer; pass token ids, or leave out skip_tokenizer_init")
+            if not prompt:
+                raise ValueError("prompt is empty; give at least one character")
+            return prompt, self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence):
+            raise ValueError(f"a prompt is a string, a list of token ids or a dict, found {type(prompt).__name__}")
+        ids = [int(t) for t in prompt]
+        if not ids:
+            raise ValueError("prompt is empty; give at least one token id")
+        bad = [t for t in ids if not 0 <= t < self.vocab_size]
+        if bad:
+            raise ValueError(f"prompt has token id {bad[0]}; the vocabulary has ids 0 to {self.vocab_size - 1}")
+        return None, ids
+
+    def submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]) -> list[AddRequest]:
+        """Register one call. Nothing is registered when a prompt is refused.
+
+        Raises:
+            ValueError: see ``token_ids``.
+        """
+        texts = [self.token_ids(p) for p in prompts]
+        for param in params:
+            bad = [t for t in param.stop_ids if t >= self.vocab_size]
+            if bad:
+                raise ValueError(f"stop_token_ids has {bad[0]}; the vocabulary has ids 0 to {self.vocab_size - 1}")
+        commands: list[AddRequest] = []
+        call, self._calls = self._calls, self._calls + 1
+        for place, ((text, ids), param) in enumerate(zip(texts, params, strict=True)):
+            outputs = [CompletionOutput(index=i, logprobs=None if param.logprobs is None else []) for i in range(param.n)]
+            metrics = RequestMetrics(arrival=time.monotonic())
+            parent = RequestOutput(request_id=f"{call}-{place}", prompt=text, prompt_token_ids=ids, outputs=outputs, metrics=metrics)
+            for completion in outputs:
+                commands.append(self._child(parent, completion, place, param, priorities[place]))
+        return commands
+
+    def _child(self, parent: RequestOutput, completion: CompletionOutput, place: int, param: SamplingParams, priority: int) -> AddRequest:
+        cost = len(parent.prompt_token_ids) + param.max_tokens
+        child = _Child(parent=parent, completion=completion, prompt_index=place, dp_rank=self.router.pick(cost), cost=cost)
+        name = f"{parent.request_id}.{completion.index}"
+        self._children[name] = child
+        index, self._arrivals = self._arrivals, self._arrivals + 1
+        wire = param.to_wire()
+        if param.seed is not None and completion.index:
+            wire["seed"] = (param.seed + completion.index * 0x9E3779B97F4A7C15) % (1 << 63)  # siblings draw their own noise
+        wire.pop("n", None)
+        return AddRequest(
+            request_id=name, index=index, dp_rank=child.dp_rank, prompt_ids=parent.prompt_token_ids, params=wire, priority=priority
+        )
+
+    def withdraw(self, commands: Sequence[AddRequest]) -> None:
+        """Forget requests that were registered but never sent."""
+        for command in commands:
+            child = self._children.pop(command.request_id)
+            self.router.done(child.dp_rank, child.cost)
+
+    def aborts(self, request_id: str | None = None) -> list[Command]:
+        """Commands that end one prompt's completions, or all of them."""
+        names = [n for n, c in self._children.items() if request_id is None or c.parent.request_id == request_id or n == request_id]
+        return [AbortRequest(request_id=name) for name in names]
+
+    # ---- out
+
+    def chunks(self, events: Sequence[Event]) -> Iterator[StreamChunk]:
+        """Fold events into the outputs and tell what is new."""
+        for event in events:
+            child = self._children.get(event.request_id)
+            if child is None:
+                continue
+            yield self._fold(child, event)
+
+    def _fold(self, child: _Child, event: Event) -> StreamChunk:
+        parent, completion = child.parent, child.completion
+        completion.token_ids.extend(event.token_ids)
+        completion.text += event.text
+        self._fold_logprobs(parent, completion, event)
+        metrics = parent.metrics
+        if event.token_ids and metrics.first_token_time is None:
+            metrics.first_token_time = time.monotonic()
+        whole = None
+        if event.finish_reason is not None:
+            completion.finish_reason, completion.stop_reason = event.finish_reason, event.stop_reason
+            metrics.cached_tokens = max(metrics.cached_tokens, event.cached_tokens)
+            metrics.preemptions += event.preemptions
+            del self._children[event.request_id]
+            self.router.done(child.dp_rank, child.cost)
+            if all(o.finished for o in parent.outputs):
+                parent.finished, metrics.finish_time, whole = True, time.monotonic(), parent
+        return StreamChunk(
+            request_id=parent.request_id,
+            prompt_index=child.prompt_index,
+            index=completion.index,
+            text=event.text,
+            token_ids=event.token_ids,
+            finished=completion.finished,
+            output=whole,
+        )
+
+    def _fold_logprobs(self, parent: RequestOutput, completion: CompletionOutput, event: Event) -> None:
+        if event.logprobs is not None and completion.logprobs is not None:
+            for row in event.logprobs:
+                completion.logprobs.append(self._logprobs(row))
+                completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + row[0][1]
+        if event.prompt_logprobs is not None and parent.prompt_logprobs is None:
+            parent.prompt_logprobs = [None if row is None else self._logprobs(row) for row in event.prompt_logprobs]
+
+    def _logprobs(self, row: LogprobRow) -> TokenLogprobs:
+        found: TokenLogprobs = {}
+        for token, logprob, rank in row:
+            text = None if self.tokenizer is None else self.tokenizer.decode([int(token)], skip_special_tokens=False)
+            found[int(token)] = Logprob(logprob=logprob, rank=int(rank), decoded_token=text)
+        return found

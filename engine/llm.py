@@ -1,0 +1,151 @@
+"""The offline API: ``LLM(model).generate(prompts, params)``, the same call on every rank under torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from .config import EngineConfig
+from .engine import Engine
+from .front import Prompt, StreamChunk
+from .outputs import RequestOutput
+from .sampling_params import SamplingParams
+
+
+class LLM:
+    """A model on one or many ranks.
+
+    Under torchrun every rank makes the same LLM and the same calls. Rank 0's prompts count; rank 0 gets the results, in
+    order, and the other ranks get empty lists.
+
+    Args:
+        model: folder of a Hugging Face checkpoint, a hub id, or "tiny".
+        engine_args: fields of ``EngineConfig``.
+
+    Raises:
+        ValueError: a setting, the checkpoint or the layout is wrong; the message says what and how to mend it.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        self.engine = Engine(EngineConfig(model=model, **engine_args))
+
+    @property
+    def is_rank0(self) -> bool:
+        """True on the rank that gets the results."""
+        return self.engine.grid.rank == 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: one prompt or several: text, token ids, or dicts with "prompt" or "prompt_token_ids".
+            sampling_params: for all prompts, or one for each; defaults where None.
+            use_tqdm: show progress on rank 0.
+            priority: one number per prompt, lower runs first.
+
+        Returns:
+            On rank 0 one output per prompt, in order; elsewhere [].
+
+        Raises:
+            ValueError: on every rank, when a prompt or a parameter is refused; nothing has run then.
+        """
+        done: dict[int, RequestOutput] = {}
+        count = len(_as_list(prompts))
+        with tqdm(total=count, desc="requests", unit="req", disable=not (use_tqdm and self.is_rank0), dynamic_ncols=True) as bar:
+            for chunk in self.generate_stream(prompts, sampling_params, priority=priority):
+                if chunk.output is not None:
+                    done[chunk.prompt_index] = chunk.output
+                    bar.update()
+        return [done[i] for i in sorted(done)]
+
+    def generate_stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Like ``generate``, yielding news of every completion as it comes (on rank 0; the others yield nothing).
+
+        Closing the iterator early aborts what is still running.
+        """
+        listed = _as_list(prompts)
+        params = _spread(sampling_params, len(listed))
+        order = [0] * len(listed) if priority is None else list(priority)
+        if len(order) != len(listed):
+            raise ValueError(f"priority has {len(order)} entries for {len(listed)} prompts; give one per prompt")
+        yield from self.engine.run(listed, params, order)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_args: Any,
+    ) -> list[RequestOutput]:
+        """Complete one conversation or several, rendered by the model's chat template.
+
+        Args:
+            messages: dicts with "role" and "content", or a list of such lists.
+            template_args: ``tools``, ``thinking``, ``add_generation_prompt``.
+        """
+        talks = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        return self.generate(self.render_chats(talks, **template_args), sampling_params, use_tqdm=use_tqdm)
+
+    def render_chats(self, conversations: Sequence[Any], **template_args: Any) -> list[Prompt]:
+        """Conversations as token ids."""
+        return [self.engine.chat_prompt(talk, **template_args) for talk in conversations]
+
+    def abort(self, request_id: str | None = None) -> None:
+        """End one request of a running stream, or all; call it on rank 0 between chunks. Unknown ids are ignored."""
+        self.engine.abort(request_id)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of every rank; a collective call, rank 0 gets them, the others {}."""
+        return self.engine.stats()
+
+    def close(self) -> None:
+        """Release the process groups; the LLM is of no use afterwards."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list; a bare list of ints is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(p, int) for p in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One SamplingParams per prompt.
+
+    Raises:
+        ValueError: a list of another length.
+    """
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts; give one for all, or one per prompt")
+    return list(params)

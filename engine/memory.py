@@ -1,0 +1,62 @@
+"""How many KV pages a rank can hold."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from .config import EngineConfig
+
+#: share of free host memory that KV pools of CPU ranks may take
+CPU_SHARE = 0.25
+
+
+def free_bytes(device: torch.device, config: EngineConfig, local_ranks: int) -> int:
+    """Bytes this rank may spend on its KV pool, after the weights are in place."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1.0 - config.gpu_memory_utilization) * total))
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE) // local_ranks
+
+
+def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int, available: int) -> int:
+    """Pages of one rank's KV pool: what was asked for, else what fits, at most what all running requests can use.
+
+    Raises:
+        ValueError: not even one page fits, or a setting is out of range.
+    """
+    page = config.page_size
+    if config.max_total_tokens is not None:
+        if config.max_total_tokens < page:
+            raise ValueError(f"max_total_tokens {config.max_total_tokens} is less than one page of {page} tokens; raise it to at least {page}")
+        return config.max_total_tokens // page
+    useful = config.max_num_seqs * -(-max_model_len // page)
+    fits = available // (bytes_per_token * page)
+    if fits < 1:
+        raise ValueError(
+            f"no KV page fits: one page of {page} tokens takes {bytes_per_token * page} bytes, {available} bytes are free; "
+            "raise gpu_memory_utilization, or use more ranks"
+        )
+    return min(useful, fits)
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse settings that make no sense whatever the model is.
+
+    Raises:
+        ValueError: naming the setting, the value and the allowed range.
+    """
+    if config.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        raise ValueError(f"page_size {config.page_size} is not a power of two from 1 to 256")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
+    if not 0.0 < config.gpu_memory_utilization <= 1.0:
+        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
+    if config.dist_timeout <= 0:
+        raise ValueError(f"dist_timeout must be above 0 seconds, found {config.dist_timeout}")
+    if config.seed < 0:
+        raise ValueError(f"seed must be 0 or more, found {config.seed}")
+    if config.max_model_len is not None and config.max_model_len < 2:
+        raise ValueError(f"max_model_len must be at least 2 (one prompt token and one output token), found {config.max_model_len}")

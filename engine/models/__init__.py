@@ -1,0 +1,1 @@
+"""Model definitions, free of ranks: they know shapes only."""

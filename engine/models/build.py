@@ -1,0 +1,130 @@
+"""From configuration and grid to a stage with memory, connected to its expert-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...comm.dispatcher import Dispatcher, EPSpec
+from ...comm.select import make_dispatcher
+from ...moe.exchange import ExpertExchange
+from ...moe.load import ExpertLoad
+from ...moe.placement import Placement
+from ...parallel.grid import Grid
+from ...parallel.shard import shard_model
+from ..config import EngineConfig
+from ..model_config import ModelConfig
+from ..weights.target import Target
+from .deepseek import DeepseekForCausalLM
+from .shards import SHARD_TABLE, stage_layers
+from .targets import materialise, weight_targets
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """One rank's part of a model, ready for its weights."""
+
+    model: DeepseekForCausalLM  # modules with memory, values not yet loaded
+    layers: range  # decoder layers of this stage
+    targets: dict[str, list[Target]]  # where each checkpoint tensor goes
+    load: ExpertLoad | None  # expert load counts, None without experts
+    placement: Placement | None  # physical slots, None without experts
+    dispatcher: Dispatcher | None  # all-to-all of this rank, None without experts
+
+
+def expert_ranks(config: EngineConfig, grid: Grid) -> int:
+    """Ranks the experts are spread over.
+
+    Raises:
+        ValueError: a size other than 1 or all dp x tp ranks.
+    """
+    whole = grid.spec.dp * grid.spec.tp
+    asked = config.expert_parallel_size
+    if asked is not None and asked not in (1, whole):
+        raise ValueError(f"expert_parallel_size {asked} does not fit dp {grid.spec.dp} x tp {grid.spec.tp}; valid sizes: {sorted({1, whole})}")
+    return whole if asked is None else asked
+
+
+def check_layout(model: ModelConfig, grid: Grid, n_spread: int) -> None:
+    """Refuse a layout that does not divide the model.
+
+    Raises:
+        ValueError: naming the number, the degree, and the valid degrees.
+    """
+    tp = grid.spec.tp
+    wanted = {"num_attention_heads": model.attention.n_heads, "intermediate_size": model.intermediate}
+    if model.moe is not None:
+        if model.moe.n_shared:
+            wanted["shared expert width"] = model.moe.n_shared * model.moe.intermediate
+        if n_spread == 1:
+            wanted["moe_intermediate_size"] = model.moe.intermediate
+    for what, size in wanted.items():
+        if size % tp:
+            valid = [d for d in range(1, min(size, 256) + 1) if size % d == 0]
+            raise ValueError(f"{what} {size} does not divide over tensor_parallel_size {tp}; valid sizes: {valid}")
+
+
+def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dtype: torch.dtype) -> Stage:
+    """Make this rank's stage: modules on the meta device, split, materialised, experts connected.
+
+    Raises:
+        ValueError: the layout does not divide the model.
+    """
+    spread = expert_ranks(config, grid)
+    check_layout(model_config, grid, spread)
+    layers = stage_layers(model_config.n_layers, grid.spec.pp, grid.pp_rank)
+    moe = model_config.moe
+    placement, n_slots, inner = None, 0, slice(0, 0)
+    if moe is not None:
+        placement = Placement.identity(n_layers=model_config.n_layers, n_experts=moe.n_experts, n_ranks=spread)
+        n_slots = placement.slots_per_rank
+        part = moe.intermediate if spread > 1 else moe.intermediate // grid.spec.tp
+        first = 0 if spread > 1 else grid.tp_rank * part
+        inner = slice(first, first + part)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            model = DeepseekForCausalLM(model_config, layers, n_slots=n_slots, expert_inner=inner.stop - inner.start)
+            shard_model(model, SHARD_TABLE, grid.tp)
+    finally:
+        torch.set_default_dtype(before)
+    materialise(model, grid.device)
+    model.eval()
+    targets = weight_targets(model, placement, ep_rank=grid.ep.index if spread > 1 else 0, inner=inner)
+    load, dispatcher = None, None
+    if moe is not None and placement is not None:
+        load = ExpertLoad(model_config.n_layers, moe.n_experts, grid.device)
+        load.enabled = config.enable_expert_load
+        dispatcher = _connect(model, model_config, config, grid, placement, load, spread, dtype)
+    return Stage(model=model, layers=layers, targets=targets, load=load, placement=placement, dispatcher=dispatcher)
+
+
+def _connect(
+    model: DeepseekForCausalLM,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    grid: Grid,
+    placement: Placement,
+    load: ExpertLoad,
+    spread: int,
+    dtype: torch.dtype,
+) -> Dispatcher:
+    """Make the dispatcher and attach every sparse layer to it."""
+    assert model_config.moe is not None
+    spec = EPSpec(
+        n_ranks=spread,
+        n_slots=placement.n_slots,
+        hidden=model_config.hidden,
+        top_k=model_config.moe.top_k,
+        max_tokens=config.max_num_batched_tokens,
+        payload="fp8" if config.moe_payload == "fp8" else "native",
+        deterministic=config.enable_deterministic_inference,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    dispatcher = make_dispatcher(config.moe_a2a_backend if spread > 1 else "local", grid, spec)
+    exchange = ExpertExchange(dispatcher=dispatcher, tp=grid.tp, placement=placement, load=load, spread=spread > 1)
+    for layer in model.moe_layers():
+        layer.attach(exchange)
+    return dispatcher

@@ -1,0 +1,86 @@
+"""The DeepSeek family as one model: MLA (dense or sparse), dense MLPs or experts, pre-norm residual layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...attention.batch import AttentionBatch
+from ...attention.kv.cache import KVCache, LayerCache
+from ...attention.mla import MLA
+from ...attention.norm import RMSNorm
+from ...moe.layer import MLP, MoE
+from ..model_config import ModelConfig
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, n_slots: int, expert_inner: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.rms_norm_eps)
+        self.self_attn = MLA(config.attention, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_norm_eps)
+        self.mlp: nn.Module
+        if config.mlp_types[layer] == "dense":
+            self.mlp = MLP(config.hidden, config.intermediate)
+        else:
+            assert config.moe is not None
+            self.mlp = MoE(config.moe, layer, n_slots=n_slots, inner=expert_inner)
+
+    def forward(
+        self, x: torch.Tensor, batch: AttentionBatch, cache: LayerCache, shared_topk: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [T, hidden] -> ([T, hidden], keys this layer attended to, for layers that share them)."""
+        attended, topk = self.self_attn(self.input_layernorm(x), batch, cache, shared_topk)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), topk
+
+
+class DeepseekModel(nn.Module):
+    """Embedding, the layers of one pipeline stage, final norm. Names follow Hugging Face."""
+
+    def __init__(self, config: ModelConfig, layers: range, *, n_slots: int, expert_inner: int) -> None:
+        super().__init__()
+        self.layer_range = layers
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden) if layers.start == 0 else None
+        self.layers = nn.ModuleDict(
+            {str(i): DecoderLayer(config, i, n_slots=n_slots, expert_inner=expert_inner) for i in layers}
+        )
+        self.norm = RMSNorm(config.hidden, config.rms_norm_eps) if layers.stop == config.n_layers else None
+
+
+class DeepseekForCausalLM(nn.Module):
+    """One pipeline stage of a causal language model; the first stage embeds, the last one scores the vocabulary."""
+
+    def __init__(self, config: ModelConfig, layers: range, *, n_slots: int, expert_inner: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DeepseekModel(config, layers, n_slots=n_slots, expert_inner=expert_inner)
+        last = layers.stop == config.n_layers
+        self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False) if last else None
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids [T] int64 -> [T, hidden]. First stage only."""
+        assert self.model.embed_tokens is not None
+        out: torch.Tensor = self.model.embed_tokens(token_ids)
+        return out
+
+    def forward(
+        self, x: torch.Tensor, batch: AttentionBatch, cache: KVCache, shared_topk: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the layers of this stage. x [T, hidden] -> ([T, hidden], last selection of keys)."""
+        first = self.model.layer_range.start
+        for name, layer in self.model.layers.items():
+            x, shared_topk = layer(x, batch, cache.layers[int(name) - first], shared_topk)
+        return x, shared_topk
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, hidden] of the last layer -> [n, vocab] float32. Last stage only."""
+        assert self.model.norm is not None and self.lm_head is not None
+        scores: torch.Tensor = self.lm_head(self.model.norm(x))
+        return scores.float()
+
+    def moe_layers(self) -> list[MoE]:
+        """The sparse layers of this stage."""
+        return [layer.mlp for layer in self.model.layers.values() if isinstance(layer.mlp, MoE)]  # type: ignore[union-attr,misc]

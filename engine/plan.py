@@ -1,0 +1,59 @@
+"""What one step does, as plain arrays: made by the scheduler, sent to every rank of the replica, run by the runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+
+#: columns of ``StepPlan.new_floats``
+FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+#: columns of ``StepPlan.new_ints``; counts of -1 mean "not asked for"
+INT_COLUMNS = ("slot", "length", "prompt_len", "top_k", "seed", "logprobs", "prompt_logprobs")
+
+
+def _empty(shape: tuple[int, ...], dtype: type) -> NDArray:  # type: ignore[type-arg]
+    return np.zeros(shape, dtype=dtype)
+
+
+@dataclass(kw_only=True)
+class StepPlan:
+    """One step of one DP rank. R rows (scheduled requests), decode rows first, then prefill rows.
+
+    A row computes positions ``starts[r] .. starts[r] + counts[r] - 1`` of the request in ``slots[r]``. Token values
+    are read from the device token table, which ``new_tokens`` fills when a request enters a slot and the sampler
+    extends. ``pages`` take effect before the step runs.
+    """
+
+    step: int  # step number, rising by one
+    slots: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [R]
+    starts: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [R]
+    counts: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [R], at least 1
+    samples: NDArray[np.bool_] = field(default_factory=lambda: _empty((0,), np.bool_))  # [R] row ends at its last token: sample the next
+    pages: I32 = field(default_factory=lambda: _empty((0, 3), np.int32))  # [P, 3]: slot, index in its page table, device page
+    new_ints: I64 = field(default_factory=lambda: _empty((0, len(INT_COLUMNS)), np.int64))  # [N, INT_COLUMNS] requests entering slots
+    new_floats: F64 = field(default_factory=lambda: _empty((0, len(FLOAT_COLUMNS)), np.float64))  # [N, FLOAT_COLUMNS]
+    new_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [sum of length] their host-known tokens
+    new_bans: I64 = field(default_factory=lambda: _empty((0, 3), np.int64))  # [B, 3]: slot, length until which it lasts, token id
+    freed_pages: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # pages freed since the last plan; poisoned in debug mode
+    dp_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] tokens of this step on every DP rank, agreed
+
+    @property
+    def n_rows(self) -> int:
+        """Scheduled requests."""
+        return len(self.slots)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed by this step on this DP rank."""
+        return int(self.counts.sum())
+
+    @property
+    def n_samples(self) -> int:
+        """Rows that sample a token."""
+        return int(self.samples.sum())

@@ -1,0 +1,91 @@
+"""What the leader keeps of each of its requests beside the schedule: text, log-probabilities, and the next event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .detokenizer import Detokenizer
+from .request import Request, RequestState
+from .results import HEAD_COLUMNS
+
+#: [token id, logprob, rank] of the position itself first, then of its alternatives
+LogprobRow = list[list[float]]
+
+
+@dataclass(kw_only=True)
+class Event:
+    """News of one request, as it travels to the front (JSON between ranks)."""
+
+    request_id: str
+    token_ids: list[int]  # tokens since the last event
+    text: str  # text since the last event
+    logprobs: list[LogprobRow] | None = None  # one row per token, when asked for
+    prompt_logprobs: list[LogprobRow | None] | None = None  # with the first token, when asked for
+    finish_reason: str | None = None  # set by the last event of the request
+    stop_reason: int | str | None = None
+    drop_tokens: int = 0  # tokens the stop string cut off the end of all token_ids so far
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+def unpack_row(row: NDArray[np.float64], top: int, width: int) -> LogprobRow:
+    """One row of a step's logprob table (results.HEAD_COLUMNS, then ``width`` ids and values), cut to ``top`` alternatives."""
+    ids = row[HEAD_COLUMNS : HEAD_COLUMNS + width]
+    values = row[HEAD_COLUMNS + width :]
+    rows = [[int(row[0]), float(row[1]), int(row[2])]]
+    for place in range(min(top, width)):
+        if int(ids[place]) not in (int(row[0]), -1):
+            rows.append([int(ids[place]), float(values[place]), place + 1])
+    return rows
+
+
+@dataclass(kw_only=True)
+class Record:
+    """One request on its leader."""
+
+    request: Request
+    detokenizer: Detokenizer | None
+    prompt_rows: dict[int, LogprobRow] = field(default_factory=dict)  # prompt position -> its row
+
+    def prompt_logprobs(self) -> list[LogprobRow | None] | None:
+        """Rows of all prompt positions (the first has none), once the prompt is through."""
+        if self.request.params.prompt_logprobs is None:
+            return None
+        return [None] + [self.prompt_rows[p] for p in range(1, len(self.request.prompt_ids))]
+
+    def event(self, token: int, row: LogprobRow | None, text: str) -> Event:
+        """The event of one new token, with the end of the request if it has ended."""
+        request = self.request
+        first = len(request.output_ids) == 1
+        event = Event(
+            request_id=request.request_id,
+            token_ids=[token],
+            text=text,
+            logprobs=None if row is None else [row],
+            prompt_logprobs=self.prompt_logprobs() if first else None,
+        )
+        return self.close(event)
+
+    def close(self, event: Event) -> Event:
+        """Add the reason and the counts when the request has ended."""
+        request = self.request
+        if request.state is RequestState.FINISHED:
+            assert request.finish_reason is not None
+            event.finish_reason, event.stop_reason = request.finish_reason.value, request.stop_reason
+        event.cached_tokens, event.preemptions = request.cached, request.preemptions
+        return event
+
+
+def to_wire(events: list[Event]) -> list[dict[str, Any]]:
+    """Events as plain values for JSON; defaults are left out."""
+    defaults = Event(request_id="", token_ids=[], text="")
+    return [{k: v for k, v in vars(e).items() if k in ("request_id", "token_ids", "text") or v != getattr(defaults, k)} for e in events]
+
+
+def from_wire(rows: list[dict[str, Any]]) -> list[Event]:
+    """The inverse of ``to_wire``."""
+    return [Event(**row) for row in rows]

@@ -1,0 +1,35 @@
+"""Settings of the scheduler of one DP rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits and switches. ValueError names a number out of range."""
+
+    max_num_seqs: int  # requests running at once; rows of the device tables
+    max_num_batched_tokens: int  # tokens of one step
+    page_size: int  # tokens per KV page
+    n_pages: int  # pages of the KV pool
+    max_model_len: int  # longest prompt plus output, tokens
+    pp: int = 1  # pipeline stages: a request decodes again pp steps later at the earliest
+    overlap: bool = True  # results are handled one step later, so that host and device work at once
+    prefix_caching: bool = True  # keep pages of finished requests for equal prefixes
+    eos_token_ids: tuple[int, ...] = ()  # end tokens of the model
+    admission_horizon: int = 16  # tokens by which those who run are expected to grow when a newcomer is weighed; rounded up to a page, 0 for none
+    seed: int = 0  # seeds requests that bring no seed
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        least_of = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "page_size": 1, "n_pages": 1, "max_model_len": 2, "pp": 1, "admission_horizon": 0}
+        for name, least in least_of.items():
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, found {value}")
+
+    @property
+    def lag(self) -> int:
+        """Steps between launching a step and handling its results."""
+        return self.pp - 1 + int(self.overlap)

@@ -1,0 +1,125 @@
+"""Fills one step: the rows of those who run, then newcomers; preempts when pages run out."""
+
+from __future__ import annotations
+
+from .admission import Admission
+from .plan_builder import PlanBuilder
+from .pool import Pool
+from .request import RequestState
+from .running import RunningSet
+from .scheduler_config import SchedulerConfig
+from .seat import Seat
+from .waiting import WaitingQueue
+
+
+class Stepper:
+    """One token budget: decodes take theirs first, prefills share the rest in rank order, then newcomers.
+
+    Pages are given out in rank order whatever the kind of row, so that a preempted request never has a row in the step
+    that preempts it, and the highest ranked always gets what it needs as soon as launched steps let go of it.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: Pool, running: RunningSet, waiting: WaitingQueue) -> None:
+        self.preemptions = 0
+        self._config = config
+        self._pool = pool
+        self._running = running
+        self._waiting = waiting
+        self._admission = Admission(config, pool)
+        self._short = False  # somebody got fewer pages than wanted, or was preempted, in this step
+
+    def fill(self, step: int) -> PlanBuilder:
+        """Everything that step ``step`` does."""
+        builder = PlanBuilder(step, self._config)
+        self._short = False
+        budget = self._place_running(builder)
+        if not self._short:
+            self._admit(builder, budget)
+        return builder
+
+    def _count_decodes(self, step: int) -> int:
+        """Decode rows of this step: those ready, at most an equal share of all for each pipeline stage."""
+        decoding = ready = 0
+        for seat in self._running:
+            if seat.total - seat.computed == 1 and seat.total < seat.limit:
+                decoding += 1
+                ready += seat.ready_step <= step
+        return min(ready, -(-decoding // self._config.pp), self._config.max_num_batched_tokens)
+
+    def _place_running(self, builder: PlanBuilder) -> int:
+        """Rows of those who run; returns what is left of the budget."""
+        step, running = builder.step, self._running
+        decodes = self._count_decodes(step)
+        budget = self._config.max_num_batched_tokens - decodes
+        place = 0
+        while place < len(running):  # it may lose its tail on the way
+            seat = running[place]
+            place += 1
+            if seat.total >= seat.limit:
+                continue  # every token it may have has been launched
+            left = seat.total - seat.computed
+            if left == 1:
+                if decodes and seat.ready_step <= step and self._fit(builder, seat, 1):
+                    decodes -= 1
+                    builder.add(seat, 1, decode=True)
+            elif budget and (count := self._fit(builder, seat, min(budget, left))):
+                budget -= count
+                builder.add(seat, count, decode=False)
+        return budget
+
+    def _fit(self, builder: PlanBuilder, seat: Seat, count: int) -> int:
+        """How many of the next ``count`` positions of ``seat`` have pages, after trying to get those that are missing."""
+        pool = self._pool
+        missing = pool.count_pages(seat.computed + count) - len(seat.pages)
+        if missing <= 0:
+            return count
+        pages = pool.grab(missing)
+        if len(pages) < missing:
+            self._short = True
+        if not pages and len(seat.pages) * pool.page_size <= seat.computed:
+            pages = self._make_room(seat)
+        builder.assign(seat, pages)
+        return min(count, len(seat.pages) * pool.page_size - seat.computed)
+
+    def _make_room(self, seat: Seat) -> list[int]:
+        """One page for ``seat``, which cannot go on without: from lower ranks, or [] when it has to wait.
+
+        While ended seats wait for launched steps it is enough to wait for them: each gives back at least a page that
+        nobody else reads, so nobody is preempted in vain.
+        """
+        while not self._pool.leaving and self._running[-1] is not seat:
+            self.preempt(self._running[-1])
+            if pages := self._pool.grab(1):
+                return pages
+        assert self._pool.leaving or len(self._running) > 1, f"request {seat.request.request_id} is alone and finds no page"
+        return []
+
+    def preempt(self, seat: Seat) -> None:
+        """Back to waiting. Tokens under way stay valid: they were computed before the pages can change hands."""
+        request = seat.request
+        self._running.remove(seat)
+        request.move(RequestState.WAITING)
+        request.computed = 0
+        request.preemptions += 1
+        self.preemptions += 1
+        self._waiting.push(request)
+        self._pool.release(seat)
+
+    def _admit(self, builder: PlanBuilder, budget: int) -> None:
+        """Newcomers in rank order; nobody overtakes the first one that does not fit."""
+        pool = self._pool
+        while budget and pool.slots.n_free:
+            request = self._waiting.peek()
+            # One that was preempted comes back when its tokens under way are known and its pages are in the tree.
+            if request is None or request.last_step > pool.completed:
+                return
+            seat = self._admission.admit(request, budget, self._running)
+            if seat is None:
+                return
+            self._waiting.pop()
+            request.move(RequestState.RUNNING)
+            self._running.add(seat)
+            builder.enter(seat)
+            count = min(budget, seat.total - seat.computed, len(seat.pages) * pool.page_size - seat.computed)
+            builder.add(seat, count, decode=False)
+            budget -= count

@@ -1,0 +1,62 @@
+"""From a model's name to a folder on this machine."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+EMBEDDED = "tiny"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+
+def embedded_model() -> Path:
+    """Folder of the embedded model.
+
+    Raises:
+        ValueError: the package was installed without it.
+    """
+    # The folder is package data of a room above this one: found by name, so that nothing is imported from there.
+    found = resources.files(__name__.partition(".")[0]) / "launch" / "tiny"
+    if not isinstance(found, Path) or not (found / "config.json").is_file():
+        raise ValueError(f"the embedded model '{EMBEDDED}' is not in this installation (looked in {found}); install the package again")
+    return found
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """Folder of a model: ``tiny`` (embedded), a folder, or a Hugging Face hub id, which is downloaded or found in the cache.
+
+    Args:
+        name: what the user gave; write ``./tiny`` for a folder of that name.
+        revision: branch, tag or commit of a hub model.
+
+    Raises:
+        ValueError: empty, no such folder, or the hub has no such model, cannot be reached, or refuses.
+    """
+    if not name:
+        raise ValueError(f"no model given; give a folder, a Hugging Face hub id, or '{EMBEDDED}' for the embedded model")
+    if name == EMBEDDED:
+        return embedded_model()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ValueError(f"model {name!r} is a file; give the folder of a Hugging Face checkpoint")
+    if not _HUB_ID.fullmatch(name):
+        choices = f"give a folder, a Hugging Face hub id, or '{EMBEDDED}' for the embedded model"
+        raise ValueError(f"model folder {name!r} does not exist; {choices}")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except Exception as error:  # the hub's many kinds of failure have one meaning here
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise ValueError(
+            f"model {name!r} is neither a folder nor to be had from the Hugging Face hub ({type(error).__name__}: {reason}); "
+            f"check the name, download it to a folder, or use '{EMBEDDED}' for the embedded model"
+        ) from error

@@ -1,0 +1,1 @@
+"""Command line, torchrun entry point, benchmarks and the embedded model."""

@@ -1,0 +1,1 @@
+"""Benchmarks and the files that hold their results."""

@@ -1,0 +1,218 @@
+"""``bench throughput``: all requests at once, offline. Flags and JSON keys are vLLM's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.config import EngineConfig, option
+from ...engine.sampling_params import SamplingParams
+from ..doctor import versions
+from ..errors import rank
+from ..flags import Parser, add_options, add_spellings, chosen
+from ..generate import check_writable
+from ..prompts import engine_prompts
+from ..session import open_llm
+from .hf_peer import run_peer
+from .results import Results, Row, today, write_results
+from .workload import Request, file_requests, random_requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputConfig:
+    """What is measured."""
+
+    backend: str = option(
+        "rorqual", "What runs the requests; 'hf' is transformers generate().", choices=("rorqual", "hf"), group="benchmark"
+    )
+    compare: str | None = option(None, "Run this peer too, on the same requests, in the same run.", choices=("hf",), group="benchmark")
+    dataset: str = option(
+        "random", "Random token ids, or prompts of --dataset-path.", "--dataset-name", choices=("random", "file"), group="benchmark"
+    )
+    dataset_path: str | None = option(None, "Prompts, as `generate --prompts-file` takes them; implies --dataset file.", group="benchmark")
+    num_prompts: int = option(1000, "Requests.", group="benchmark")
+    input_len: int = option(128, "Prompt tokens of a random request.", "--random-input-len", group="benchmark")
+    output_len: int = option(128, "Tokens every request generates; end tokens are ignored.", "--random-output-len", group="benchmark")
+    random_range_ratio: float = option(0.0, "Lengths vary by this share up and down.", group="benchmark")
+    warmup_requests: int = option(8, "Requests (of few tokens) before the clock starts.", "--num-warmups", group="benchmark")
+    threads: int | None = option(None, "Torch threads of a rank; the peer tries 1 and all cores.", group="benchmark")
+    peer_finalists: int = option(2, "Modes of the peer, best in trials, that are run in full.", group="benchmark")
+    output_json: str | None = option(None, "Write the figures to this file.", group="benchmark")
+    results_dir: str | None = option(None, "Also write a result file into this folder.", group="benchmark")
+    target_ratio: float | None = option(None, "Times the peer's rate that the result file states as the target.", group="benchmark")
+
+
+def add_parser(parser: Parser) -> None:
+    """Flags of the command."""
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model; 'tiny' when neither is given.")
+    add_options(parser, ThroughputConfig)
+    add_options(parser, EngineConfig)
+    add_spellings(parser)
+
+
+def figures(requests: Sequence[Request], seconds: float, output_tokens: int) -> dict[str, Any]:
+    """vLLM's keys, and the counts they are made of."""
+    prompt = sum(len(r.token_ids) for r in requests)
+    return {
+        "elapsed_time": seconds,
+        "num_requests": len(requests),
+        "total_num_tokens": prompt + output_tokens,
+        "requests_per_second": len(requests) / seconds,
+        "tokens_per_second": (prompt + output_tokens) / seconds,
+        "output_tokens_per_second": output_tokens / seconds,
+        "num_prompt_tokens": prompt,
+        "num_output_tokens": output_tokens,
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark; the exit code."""
+    config = ThroughputConfig(**chosen(args, ThroughputConfig))
+    model = args.model_name or getattr(args, "model", None) or "tiny"
+    if rank() == 0:
+        check_writable(config.output_json)
+    if config.threads is not None:
+        if config.threads < 1:
+            raise ValueError(f"--threads must be at least 1, found {config.threads}")
+        torch.set_num_threads(config.threads)
+    settings = {"disable_log_stats": True, **chosen(args, EngineConfig, skip=("model",))}
+    ours, requests, facts = _run_rorqual(model, config, settings)
+    if rank() != 0:
+        return 0
+    result: dict[str, Any] = {"backend": config.backend}
+    peer = None
+    if "hf" in (config.backend, config.compare):
+        peer = _run_hf(requests, config, facts)
+    result |= peer if config.backend == "hf" and peer is not None else ours or {}
+    if config.backend == "rorqual" and ours is not None and peer is not None:
+        result["peer"] = peer
+        result["ratio"] = ours["output_tokens_per_second"] / peer["output_tokens_per_second"]
+    _report(result, facts, config)
+    return 0
+
+
+def _run_rorqual(
+    model: str, config: ThroughputConfig, settings: dict[str, Any]
+) -> tuple[dict[str, Any] | None, list[Request], dict[str, Any]]:
+    """Figures (None where only the requests and facts are wanted, and off rank 0), requests, and facts of the run."""
+    with open_llm(model, settings) as llm:
+        engine = llm.engine
+        requests = _requests(llm, config, engine.model_config.vocab_size, engine.config.seed)
+        facts = {
+            "model": model,
+            "folder": engine.folder,
+            "dtype": str(engine.dtype).removeprefix("torch."),
+            "device": engine.grid.device.type,
+        }
+        spec = engine.grid.spec
+        facts["layout"] = f"pp{spec.pp} dp{spec.dp} tp{spec.tp}"
+        facts["threads"] = torch.get_num_threads()
+        if config.backend == "hf":
+            return None, requests, facts
+        prompts = [{"prompt_token_ids": r.token_ids} for r in requests]
+        if config.warmup_requests > 0:
+            llm.generate(prompts[: config.warmup_requests], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+        params = [SamplingParams(temperature=0.0, max_tokens=r.output_len, ignore_eos=True) for r in requests]
+        start = time.monotonic()
+        outputs = llm.generate(prompts, params, use_tqdm=True)
+        seconds = time.monotonic() - start
+        if not llm.is_rank0:
+            return None, requests, facts
+        made = [len(o.outputs[0].token_ids) for o in outputs]
+        wanted = [r.output_len for r in requests]
+        if made != wanted:
+            raise RuntimeError(f"{sum(a != b for a, b in zip(made, wanted, strict=True))} requests did not generate the tokens asked for")
+        return figures(requests, seconds, sum(made)), requests, facts
+
+
+def _requests(llm: Any, config: ThroughputConfig, vocab_size: int, seed: int) -> list[Request]:
+    if config.dataset == "file" or config.dataset_path is not None:
+        if config.dataset_path is None:
+            raise ValueError("--dataset file needs --dataset-path FILE")
+
+        def encode(item: Any) -> list[int]:
+            (prompt,) = engine_prompts(llm, [item])
+            if not isinstance(prompt, str):
+                return list(prompt)
+            if llm.engine.tokenizer is None:
+                raise ValueError("text prompts need a tokenizer; leave out --skip-tokenizer-init")
+            ids: list[int] = llm.engine.tokenizer.encode(prompt)
+            return ids
+
+        return file_requests(config.dataset_path, count=config.num_prompts, output_len=config.output_len, encode=encode)
+    return random_requests(
+        count=config.num_prompts,
+        input_len=config.input_len,
+        output_len=config.output_len,
+        range_ratio=config.random_range_ratio,
+        vocab_size=vocab_size,
+        seed=seed,
+    )
+
+
+def _run_hf(requests: Sequence[Request], config: ThroughputConfig, facts: dict[str, Any]) -> dict[str, Any]:
+    found = run_peer(
+        Path(facts["folder"]),
+        requests,
+        dtype=facts["dtype"],
+        device=facts["device"],
+        threads=len(os.sched_getaffinity(0)),
+        finalists=max(1, config.peer_finalists),
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    made = sum(r.output_len for r in requests)
+    return {**figures(requests, found["seconds"], made), **{k: v for k, v in found.items() if k != "seconds"}}
+
+
+def _report(result: dict[str, Any], facts: dict[str, Any], config: ThroughputConfig) -> None:
+    print(_sentence(result["backend"], result))
+    peer = result.get("peer")
+    if peer is not None:
+        mode = ", ".join(f"{k} {v}" for k, v in peer["mode"].items())
+        print(_sentence(f"transformers {peer['version']}", peer) + f" ({mode}; best of {peer['modes_tried']} modes)")
+        print(f"rorqual makes {result['ratio']:.2f} times the output tokens/s of transformers")
+    if config.output_json is not None:
+        Path(config.output_json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if config.results_dir is not None:
+        print(f"wrote {write_results(_results(result, facts, config), Path(config.results_dir))}")
+
+
+def _sentence(name: str, figures: dict[str, Any]) -> str:
+    return (
+        f"{name}: {figures['requests_per_second']:.2f} requests/s, {figures['tokens_per_second']:.1f} total tokens/s, "
+        f"{figures['output_tokens_per_second']:.1f} output tokens/s"
+    )
+
+
+def _results(result: dict[str, Any], facts: dict[str, Any], config: ThroughputConfig) -> Results:
+    peer = result.get("peer")
+    rate = None if peer is None else peer["output_tokens_per_second"]
+    target = None if rate is None or config.target_ratio is None else config.target_ratio * rate
+    params = {k: facts[k] for k in ("model", "dtype", "layout", "threads")}
+    params |= {"num_prompts": result["num_requests"], "input_len": config.input_len, "output_len": config.output_len}
+    device = "cpu" if facts["device"] == "cpu" else torch.cuda.get_device_name()
+    row = Row(
+        name=f"offline throughput, {result['backend']}",
+        params=params,
+        value=result["output_tokens_per_second"],
+        unit="output tokens/s",
+        better="higher",
+        peers={} if peer is None else {f"transformers generate(), {_mode(peer)}": rate},
+        target=target,
+    )
+    command = shlex.join(["rorqual", *sys.argv[1:]])
+    return Results(bench="throughput", command=command, date=today(), device=device, versions=versions(), rows=(row,))
+
+
+def _mode(peer: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in peer["mode"].items())

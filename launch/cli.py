@@ -1,0 +1,90 @@
+"""The command line: ``rorqual COMMAND ...``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from .. import __version__
+from .config_file import as_arguments, read_config
+from .errors import USER_ERRORS, tell
+from .flags import Parser
+
+#: command -> (module with add_parser and run, one line)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "generate": (".generate", "Complete prompts; under torchrun over several ranks."),
+    "inspect": (".inspect_command", "Architecture, parameters, bytes and memory per rank of a checkpoint."),
+    "doctor": (".doctor", "Versions, devices, and which backends are usable, or why not."),
+    "bench throughput": (".bench.throughput", "Offline throughput, with vLLM's flags and JSON keys."),
+    "bench report": (".bench.report", "Result files as tables."),
+}
+
+Runner = Callable[[argparse.Namespace], int]
+
+
+def overview() -> str:
+    """What ``rorqual`` alone prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {text}" for name, (_, text) in COMMANDS.items()]
+    return (
+        f"rorqual {__version__}: inference for DeepSeek-style models\n\n"
+        "usage: rorqual COMMAND ...            (the same as python -m rorqual.launch COMMAND ...)\n"
+        "       torchrun --nproc-per-node N -m rorqual.launch COMMAND ...\n\n"
+        "commands:\n" + "\n".join(lines) + "\n\nrorqual COMMAND --help lists the flags of a command."
+    )
+
+
+def pick_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that ``words`` begin with, and the rest.
+
+    Raises:
+        ValueError: no such command; the known are listed.
+    """
+    for size in (1, 2):
+        name = " ".join(words[:size])
+        if name in COMMANDS and len(words) >= size:
+            return name, list(words[size:])
+    known = ", ".join(COMMANDS)
+    raise ValueError(f"unknown command {words[0]!r}; known are: {known}")
+
+
+def parse(name: str, words: Sequence[str]) -> tuple[Runner, argparse.Namespace]:
+    """The function that runs a command, and its arguments: those of ``--config FILE`` first, then the typed ones.
+
+    Raises:
+        ValueError: a wrong flag or value.
+    """
+    module = import_module(COMMANDS[name][0], __package__)
+    parser = Parser(prog=f"rorqual {name}", description=COMMANDS[name][1])
+    module.add_parser(parser)
+    parser.add_argument("--config", metavar="FILE", help="Take flags from a JSON or YAML file; what is typed wins.")
+    typed = parser.parse_args(words)
+    if typed.config is not None:
+        words = as_arguments(parser, read_config(typed.config), typed.config) + list(words)
+        typed = parser.parse_args(words)
+    run: Runner = module.run
+    return run, typed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        name, rest = pick_command(words)
+        run, args = parse(name, rest)
+        return run(args)
+    except BrokenPipeError:
+        return 141
+    except USER_ERRORS as error:
+        return tell(error)
+    except KeyboardInterrupt:
+        print("rorqual: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,144 @@
+"""``doctor``: what is installed, what hardware there is, and which backends can be used, or exactly why not."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from .. import __version__
+from .console import table
+from .flags import Parser
+
+#: distributions whose versions matter, and what they are for
+DISTRIBUTIONS = {
+    "torch": "required",
+    "numpy": "required",
+    "safetensors": "required",
+    "tokenizers": "required",
+    "jinja2": "required",
+    "tqdm": "required",
+    "huggingface_hub": "required",
+    "triton": "optional",
+    "nvshmem4py-cu13": "optional",
+    "deep_ep": "optional",
+    "flash_mla": "optional",
+    "deep_gemm": "optional",
+    "transformers": "tests and --compare hf",
+}
+
+Backend = tuple[str, str, bool, str]  # kind, name, usable, reason
+
+
+def add_parser(parser: Parser) -> None:
+    """Flags of the command."""
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+
+
+def versions() -> dict[str, str | None]:
+    """Version of every distribution of ``DISTRIBUTIONS``, None where it is not installed; rorqual, python and NCCL too."""
+    found: dict[str, str | None] = {"rorqual": __version__, "python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    found["torch"] = torch.__version__
+    found["cuda (torch)"] = torch.version.cuda
+    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    return found
+
+
+def devices() -> list[dict[str, Any]]:
+    """The host, then every GPU; memory in bytes."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    host = {"device": "cpu", "name": platform.machine(), "cores": cores, "threads": torch.get_num_threads(), "memory": memory}
+    rows = [host]
+    for index in range(torch.cuda.device_count()):
+        props = torch.cuda.get_device_properties(index)
+        capability = f"{props.major}.{props.minor}"
+        rows.append(
+            {
+                "device": f"cuda:{index}",
+                "name": props.name,
+                "cores": props.multi_processor_count,
+                "capability": capability,
+                "memory": props.total_memory,
+            }
+        )
+    return rows
+
+
+def no_gpu_reason() -> str | None:
+    """Why CUDA cannot be used, None when it can."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return "no GPU: this torch is built without CUDA"
+    return "no GPU: torch has CUDA, but " + ("no driver (libcuda.so.1) was found" if not _has_driver() else "the driver shows no device")
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _planned(kind: str, name: str, module: str) -> Backend:
+    """A backend that later versions may use: never usable, with the first reason first."""
+    reasons = ["no code for it in this version"]
+    if find_spec(module) is None:
+        reasons.append(f"{module} is not installed")
+    gpu = no_gpu_reason()
+    if gpu is not None:
+        reasons.append(gpu)
+    return kind, name, False, "; ".join(reasons)
+
+
+def backends() -> list[Backend]:
+    """Every backend of every kind."""
+    from ..comm.select import explain
+    from ..parallel.grid import Grid
+
+    gpu = no_gpu_reason()
+    rows: list[Backend] = [
+        ("device", "cpu", True, f"{torch.get_num_threads()} threads"),
+        ("device", "cuda", gpu is None, gpu or "torch sees it"),
+    ]
+    gloo, nccl = torch.distributed.is_gloo_available(), torch.distributed.is_nccl_available()
+    rows.append(("collectives", "gloo", gloo, "CPU tensors and control messages" if gloo else "this torch is built without gloo"))
+    why = "this torch is built without NCCL" if not nccl else gpu
+    rows.append(("collectives", "nccl", why is None, why or "CUDA tensors"))
+    rows += [("comm", name, usable, reason) for name, usable, reason in explain(Grid.single(torch.device("cpu")))]
+    rows += [_planned("comm", "nvshmem", "nvshmem"), _planned("comm", "deep_ep", "deep_ep")]
+    rows.append(("attention", "torch", True, "reference in plain PyTorch, CPU and CUDA"))
+    rows += [_planned("attention", "triton", "triton"), _planned("attention", "flash_mla", "flash_mla")]
+    rows.append(("gemm", "torch", True, "torch.matmul, CPU and CUDA"))
+    rows += [_planned("gemm", "triton", "triton"), _planned("gemm", "deep_gemm", "deep_gemm")]
+    return rows
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; the exit code."""
+    found, hardware, usable = versions(), devices(), backends()
+    if args.json:
+        rows = [dict(zip(("kind", "name", "usable", "reason"), row, strict=True)) for row in usable]
+        print(json.dumps({"versions": found, "devices": hardware, "backends": rows}, indent=2))
+        return 0
+    print(table(["package", "version", ""], [[k, v or "not installed", DISTRIBUTIONS.get(k, "")] for k, v in found.items()]))
+    print()
+    lines = [[d["device"], d["name"], d["cores"], f"{d['memory'] / 2**30:.1f} GiB"] for d in hardware]
+    print(table(["device", "name", "cores", "memory"], lines))
+    print()
+    print(table(["kind", "backend", "usable", "why"], [[k, n, "yes" if ok else "no", why] for k, n, ok, why in usable]))
+    return 0

@@ -1,0 +1,145 @@
+"""``generate``: complete prompts and show the text as it comes, or write JSON lines. Every rank runs it; rank 0 prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import EngineConfig
+from ..engine.outputs import RequestOutput
+from ..engine.sampling_params import SamplingParams
+from .console import StreamPrinter, shorten
+from .errors import rank
+from .flags import Parser, add_options, add_spellings, chosen
+from .prompts import PromptItem, engine_prompts, gather_prompts
+from .sampling_flags import add_sampling, sampling_params
+from .session import open_llm
+from .summary import json_row, rank_table, totals_line
+
+
+def add_parser(parser: Parser) -> None:
+    """Flags of the command."""
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny' (the embedded model).")
+    group = parser.add_argument_group("prompts and output")
+    group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
+    group.add_argument(
+        "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
+    )
+    group.add_argument("--chat", action="store_true", help="Treat every plain prompt as what a user says in a conversation.")
+    group.add_argument("--json", action="store_true", help="Print JSON lines instead of text and tables.")
+    group.add_argument("--output", metavar="FILE", help="Also write the JSON lines to this file.")
+    group.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True, help="Show the text as it comes.")
+    add_sampling(parser)
+    add_options(parser, EngineConfig)
+    add_spellings(parser)
+
+
+def model_of(args: argparse.Namespace) -> str:
+    """The model, from the first argument or ``--model``.
+
+    Raises:
+        ValueError: none, or two different ones.
+    """
+    named, flagged = args.model_name, getattr(args, "model", None)
+    if named and flagged and named != flagged:
+        raise ValueError(f"two models were named: {named!r} and --model {flagged!r}; give one")
+    if not (named or flagged):
+        raise ValueError("no model; give a folder, a hub id or 'tiny' as the first argument (before --prompt)")
+    return str(named or flagged)
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse an output file that cannot be written, before a model is loaded for nothing.
+
+    Raises:
+        ValueError: naming the file and why.
+    """
+    if path is None:
+        return
+    existed = Path(path).exists()
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ValueError(f"--output {path} cannot be written: {error.strerror}") from None
+    if not existed:
+        Path(path).unlink()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    model = model_of(args)
+    params = sampling_params(args)
+    if rank() == 0:
+        check_writable(args.output)
+    items = gather_prompts(args.prompt, args.prompts_file, chat=args.chat, model=model)
+    settings = {"disable_log_stats": args.json, **chosen(args, EngineConfig, skip=("model",))}
+    with open_llm(model, settings) as llm:
+        prompts = engine_prompts(llm, items)
+        start = time.monotonic()
+        outputs = _generate(llm, args, items, prompts, params)
+        seconds = time.monotonic() - start
+        stats = llm.stats()
+        if llm.is_rank0:
+            _report(args, items, outputs, stats, seconds)
+    return 0
+
+
+def _generate(
+    llm: Any, args: argparse.Namespace, items: Sequence[PromptItem], prompts: Sequence[Any], params: SamplingParams
+) -> list[RequestOutput]:
+    if args.json or not args.stream:
+        outputs: list[RequestOutput] = llm.generate(prompts, params, use_tqdm=not args.json)
+        if llm.is_rank0 and not args.json:
+            _show_prompts(items)
+            printer, n = _printer(len(items), params.n)
+            for place, output in enumerate(outputs):
+                for completion in output.outputs:
+                    printer.add(place * n + completion.index, completion.text, True)
+        return outputs
+    if llm.is_rank0:
+        _show_prompts(items)
+    printer, n = _printer(len(items), params.n)
+    done: dict[int, RequestOutput] = {}
+    for chunk in llm.generate_stream(prompts, params):
+        printer.add(chunk.prompt_index * n + chunk.index, chunk.text, chunk.finished)
+        if chunk.output is not None:
+            done[chunk.prompt_index] = chunk.output
+    return [done[place] for place in sorted(done)]
+
+
+def _printer(prompts: int, n: int) -> tuple[StreamPrinter, int]:
+    """A printer with a label for each completion: [prompt], or [prompt.completion] when each has several."""
+    labels = [f"[{p}]" if n == 1 else f"[{p}.{i}]" for p in range(prompts) for i in range(n)]
+    return StreamPrinter(labels), n
+
+
+def _show_prompts(items: Sequence[PromptItem]) -> None:
+    for place, item in enumerate(items):
+        head, *rest = shorten(item.shown).strip("\n").split("\n")
+        print("\n    ".join([f"<{place}> {head}", *rest]))
+    print(flush=True)
+
+
+def _report(
+    args: argparse.Namespace, items: Sequence[PromptItem], outputs: Sequence[RequestOutput], stats: dict[str, Any], seconds: float
+) -> None:
+    lines = [
+        json.dumps(json_row(place, items[place].shown, output, completion), ensure_ascii=False)
+        for place, output in enumerate(outputs)
+        for completion in output.outputs
+    ]
+    if args.output is not None:
+        Path(args.output).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    if args.json:
+        sys.stdout.write("".join(line + "\n" for line in lines))
+        sys.stdout.flush()
+        return
+    print(f"\n{totals_line(outputs, seconds)}\n\n{rank_table(stats)}", flush=True)
+    if args.output is not None:
+        print(f"\nwrote {args.output}")

@@ -1,0 +1,1 @@
+"""Routing, experts in physical slots, and the mixture-of-experts layer."""

@@ -1,0 +1,71 @@
+"""Project metadata. The import package ``rorqual`` is the folder of this file; its rooms are the folders below."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+ROOMS = ("parallel", "comm", "attention", "moe", "engine", "launch")
+
+
+def version() -> str:
+    """``__version__`` of ``__init__.py``, read as text: importing it would need the dependencies."""
+    found = re.search(r'^__version__ = "([^"]+)"$', (ROOT / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError('__init__.py has no line of the form __version__ = "1.2.3"')
+    return found[1]
+
+
+class BuildWithoutSetup(build_py):
+    """The package's folder is also the project's: keep this file out of the wheel."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """The modules of ``package`` as (package, module, file), without this one."""
+        return [
+            entry for entry in super().find_package_modules(package, package_dir) if Path(entry[2]).resolve() != Path(__file__).resolve()
+        ]
+
+
+rooms = [name for room in ROOMS for name in (room, *(f"{room}.{sub}" for sub in find_packages(str(ROOT / room))))]
+
+setup(
+    name="rorqual",
+    version=version(),
+    description="An inference stack for DeepSeek-style models: MLA, sparse attention and expert parallelism under torchrun",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    package_dir={"rorqual": "."},
+    packages=["rorqual", *(f"rorqual.{name}" for name in rooms)],
+    package_data={"rorqual.launch": ["tiny/*", "tiny/eval/*"], "rorqual.launch.bench": ["results/*.json"]},
+    install_requires=["torch>=2.9", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "huggingface_hub"],
+    extras_require={
+        "gpu": ["triton>=3.5"],
+        "nvshmem": ["nvshmem4py-cu13"],
+        "serve": ["fastapi", "uvicorn"],
+        "dev": [
+            "accelerate",
+            "hypothesis",
+            "mypy",
+            "pre-commit",
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "pyyaml",
+            "ruff",
+            "setuptools",
+            "transformers==5.24.0",
+            "wheel",
+        ],
+    },
+    entry_points={"console_scripts": ["rorqual = rorqual.launch.cli:main"]},
+    classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
+    cmdclass={"build_py": BuildWithoutSetup},
+    zip_safe=False,
+)

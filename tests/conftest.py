@@ -1,0 +1,22 @@
+"""Shared test settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _ensure_importable() -> None:
+    """Make ``rorqual`` importable from a bare checkout: the repository root is the package."""
+    if importlib.util.find_spec("rorqual") is not None:
+        return
+    root = Path(__file__).resolve().parents[1]
+    spec = importlib.util.spec_from_file_location("rorqual", root / "__init__.py", submodule_search_locations=[str(root)])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["rorqual"] = module
+    spec.loader.exec_module(module)
+
+
+_ensure_importable()

@@ -1,0 +1,106 @@
+"""Layout, scheduling and caching settings never change a greedy token."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.checkpoints import checkpoint
+from tests.engine.parity import greedy_tokens, rank_tokens
+from tests.ranks import run_ranks
+
+TP, DP, PP, EP = "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size", "expert_parallel_size"
+
+
+@functools.cache
+def reference(name: str = "v32") -> list[list[int]]:
+    """Tokens of one rank with default settings (tests/oracle compares these with transformers)."""
+    return greedy_tokens(checkpoint(name))
+
+
+LAYOUTS = [
+    {TP: 2},
+    {TP: 4},
+    {DP: 2},
+    {DP: 4},
+    {TP: 2, EP: 1},
+    {DP: 4, EP: 1},
+    {PP: 2},
+    {DP: 2, TP: 2},
+    {PP: 2, DP: 2},
+    {PP: 2, DP: 2, TP: 2},
+    {PP: 2, "disable_overlap_schedule": True},
+    {DP: 2, "disable_overlap_schedule": True},
+    {DP: 2, TP: 2, "moe_a2a_backend": "torch_node", "ranks_per_node": 2},
+    {DP: 2, TP: 2, "moe_a2a_backend": "torch_static"},
+    {DP: 2, TP: 2, "enable_deterministic_inference": True},
+    {PP: 2, TP: 2, "max_num_batched_tokens": 7, "page_size": 1},
+]
+
+
+def world(args: dict) -> int:
+    return args.get(TP, 1) * args.get(DP, 1) * args.get(PP, 1)
+
+
+def title(args: dict) -> str:
+    return "-".join(f"{k.split('_')[0] if k in (TP, DP, PP, EP) else k}{v}" for k, v in args.items())
+
+
+@pytest.mark.parametrize("args", LAYOUTS, ids=title)
+def test_layout_keeps_tokens(args):
+    results = run_ranks(rank_tokens, world(args), str(checkpoint("v32")), args, timeout=240.0)
+    assert results[0] == reference()
+    assert all(r == [] for r in results[1:])
+
+
+@pytest.mark.parametrize("name", ["v3", "v2_groups", "glm_dsa"])
+def test_all_axes_keep_tokens_of_other_families(name):
+    args = {PP: 2, DP: 2, TP: 2}
+    assert run_ranks(rank_tokens, 8, str(checkpoint(name)), args, timeout=240.0)[0] == reference(name)
+
+
+SETTINGS = [
+    {"page_size": 1},
+    {"page_size": 16},
+    {"max_num_batched_tokens": 1},
+    {"max_num_batched_tokens": 7},
+    {"max_num_batched_tokens": 64},
+    {"enable_prefix_caching": False},
+    {"disable_overlap_schedule": True},
+    {"disable_overlap_schedule": True, "enable_prefix_caching": False, "page_size": 16},
+    {"max_num_seqs": 3},
+    {"enable_deterministic_inference": True},
+]
+
+
+@pytest.mark.parametrize("args", SETTINGS, ids=title)
+def test_setting_keeps_tokens(args):
+    assert greedy_tokens(checkpoint("v32"), **args) == reference()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tiny_pool_preempts_everybody_and_keeps_tokens(overlap, monkeypatch):
+    monkeypatch.setenv("RORQUAL_DEBUG", "1")
+    seen = {}
+
+    def check(llm):
+        seen.update(llm.stats()["ranks"][0]["scheduler"])
+
+    args = {"page_size": 4, "max_total_tokens": 400, "max_num_seqs": 16, "disable_overlap_schedule": not overlap}
+    assert greedy_tokens(checkpoint("v32"), check=check, **args) == reference()
+    assert seen["preemptions"] >= 64 // 2
+
+
+def test_warm_prefix_cache_keeps_tokens():
+    """The second call finds the first one's pages."""
+    from rorqual import LLM, SamplingParams
+    from tests.engine.parity import ragged_prompts
+
+    with LLM(str(checkpoint("v32")), skip_tokenizer_init=True, dtype="float32", page_size=4, disable_log_stats=True) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+        for attempt in range(2):
+            outputs = llm.generate(ragged_prompts(), params, use_tqdm=False)
+            assert [o.outputs[0].token_ids for o in outputs] == reference()
+            cached = sum(o.metrics.cached_tokens for o in outputs)
+            assert cached > 0 if attempt == 0 else cached > 2500

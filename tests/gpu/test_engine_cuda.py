@@ -1,0 +1,88 @@
+"""The engine on CUDA: tokens of the embedded model equal the CPU's in fp32; bf16 keeps recall; several GPUs keep tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TINY = Path(__file__).resolve().parents[2] / "launch" / "tiny"
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = json.loads((TINY / "eval" / "reference.json").read_text())
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact_float32():
+    """fp32 means fp32: no TF32 in matrix products."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+
+
+def tokens(device: str, dtype: str, **args) -> list[list[int]]:
+    from rorqual import LLM, SamplingParams
+
+    prompts = [r["prompt_ids"] for r in REFERENCE["prompts"]]
+    with LLM("tiny", device=device, dtype=dtype, disable_log_stats=True, max_total_tokens=65536, **args) as llm:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48), use_tqdm=False)
+    return [o.outputs[0].token_ids for o in outputs]
+
+
+def test_fp32_tokens_equal_the_cpu():
+    assert tokens("cuda", "float32") == tokens("cpu", "float32")
+
+
+@pytest.mark.parametrize("args", [{"page_size": 1}, {"max_num_batched_tokens": 7}, {"disable_overlap_schedule": True}], ids=str)
+def test_fp32_settings_keep_tokens(args):
+    assert tokens("cuda", "float32", **args) == tokens("cuda", "float32")
+
+
+def test_bf16_keeps_most_tokens_and_all_recall():
+    from rorqual import LLM, SamplingParams
+
+    rows = [json.loads(line) for line in (TINY / "eval" / "recall.jsonl").read_text().splitlines()]
+    rows = [r for r in rows if r["target_tokens"] in (512, 2048)]
+    with LLM("tiny", device="cuda", dtype="bfloat16", disable_log_stats=True) as llm:
+        outputs = llm.generate([r["prompt"] for r in rows], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)
+    right = sum(o.outputs[0].text.startswith(" " + r["answer"]) for r, o in zip(rows, outputs, strict=True))
+    assert right >= len(rows) - 1
+
+
+def test_fp8_cache_rows_keep_recall():
+    from rorqual import LLM, SamplingParams
+
+    rows = [json.loads(line) for line in (TINY / "eval" / "recall.jsonl").read_text().splitlines()]
+    rows = [r for r in rows if r["target_tokens"] == 2048]
+    with LLM("tiny", device="cuda", dtype="bfloat16", kv_cache_dtype="fp8", disable_log_stats=True) as llm:
+        outputs = llm.generate([r["prompt"] for r in rows], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)
+    right = sum(o.outputs[0].text.startswith(" " + r["answer"]) for r, o in zip(rows, outputs, strict=True))
+    assert right >= len(rows) - 2
+
+
+LAYOUTS = [["--tp-size", "2"], ["--dp-size", "2"], ["--pp-size", "2"]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids="".join)
+def test_two_gpus_keep_tokens(layout, tmp_path):
+    """NCCL between two devices; on one device the CPU tests cover the same code over gloo."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": r["prompt_ids"]}) + "\n" for r in REFERENCE["prompts"]))
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rorqual.launch", "generate", "tiny"]
+    command += ["--prompts-file", str(prompts), "--max-tokens", "48", "--temperature", "0", "--dtype", "float32", "--device", "cuda"]
+    command += ["--json", "--output", str(out), "--max-total-tokens", "65536", *layout]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line)["token_ids"] for line in out.read_text().splitlines()]
+    assert found == tokens("cuda", "float32")
