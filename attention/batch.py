@@ -149,5 +149,5 @@ def _plan_tiles(chosen: np.ndarray, starts: np.ndarray, counts: np.ndarray, quer
 def _upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """The int64 arrays as tensors on ``device``, moved in one copy."""
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]).astype(np.int64, copy=False))
-    parts = flat.to(device).split([array.size for array in arrays])
+    parts = torch.split(flat.to(device), [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -18,4 +18,4 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
         left, right = x.reshape(*shape[:-1], width // (2 * half), 2, half).unbind(-2)
         x = torch.stack((left + right, left - right), -2)
         half *= 2
-    return x.reshape(shape) * width**-0.5
+    return x.reshape(shape) * float(width**-0.5)

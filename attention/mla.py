@@ -59,15 +59,15 @@ class MLA(nn.Module):
         """Write the tokens ``x`` [T, hidden] to the cache and attend: ([T, hidden], selection).
 
         The selection is int64 [T, topk], positions ascending, -1 at the end of short rows, for the layers after this one
-        that share it (``shared_topk``); None means every visible key: the attention is dense, or no request of the batch
-        has more than ``topk`` keys.
+        that share it (``shared_topk``); None means every visible key: the attention is dense, no request of the batch has
+        more than ``topk`` keys, or there are no tokens.
         """
         rope = self.config.rope
         turn = batch.once(("rope", rope), lambda: rotation(rope, batch.positions))
         q_latent, queries = self._queries(x)
         self._write(x, turn, batch, cache)
         topk = self._select(x, q_latent, turn, batch, cache, shared_topk)
-        q_nope, q_rope = queries.split([self.config.nope_dim, self.config.rope_dim], -1)
+        q_nope, q_rope = torch.split(queries, [self.config.nope_dim, self.config.rope_dim], -1)
         q_rope = rotate(q_rope, turn, interleaved=rope.interleaved)
         heads = self._attend(q_nope, q_rope, topk, batch, cache)
         out: torch.Tensor = self.o_proj(heads.to(x.dtype).flatten(1))
@@ -86,7 +86,7 @@ class MLA(nn.Module):
 
     def _write(self, x: torch.Tensor, turn: torch.Tensor, batch: AttentionBatch, cache: LayerCache) -> None:
         """Cache the latent, the rotated key and the index key of every token."""
-        latent, key = self.kv_a_proj_with_mqa(x).split([self.config.kv_lora_rank, self.config.rope_dim], -1)
+        latent, key = torch.split(self.kv_a_proj_with_mqa(x), [self.config.kv_lora_rank, self.config.rope_dim], -1)
         key = rotate(key, turn, interleaved=self.config.rope.interleaved).to(x.dtype)
         cache.latent.write(batch.write_rows, torch.cat((self.kv_a_layernorm(latent), key), -1))
         if self.indexer is not None:
@@ -103,7 +103,7 @@ class MLA(nn.Module):
     ) -> torch.Tensor | None:
         """Selected positions [T, topk], or None for every visible key."""
         sparse = self.config.indexer
-        if sparse is None or self.selection == "dense" or batch.max_context <= sparse.topk:
+        if sparse is None or self.selection == "dense" or batch.max_context <= sparse.topk or batch.n_tokens == 0:
             return None
         if self.selection == "recent":
             return recent_keys(batch, sparse.topk)

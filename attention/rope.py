@@ -74,7 +74,7 @@ def rotate(x: torch.Tensor, turn: torch.Tensor, *, interleaved: bool) -> torch.T
     """
     turn = turn if x.dim() == 2 else turn[:, None]
     if interleaved:
-        pairs = torch.view_as_complex(x.float().contiguous().unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(x.float().contiguous().view(*x.shape[:-1], x.shape[-1] // 2, 2))
         return torch.view_as_real(pairs * turn).flatten(-2)
     first, second = x.float().chunk(2, -1)
     cos, sin = turn.real, turn.imag

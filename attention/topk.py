@@ -10,14 +10,15 @@ def select_topk(scores: torch.Tensor, limit: torch.Tensor, k: int) -> torch.Tens
 
     ``scores`` [N, L] float, ``limit`` [N] int64 in 0..L; int64 [N, k] out. Scores past the limit may hold anything.
     Equal scores (0.0 and -0.0 are equal, -inf is a score like any other) are decided for the lower position.
-    NaN is not a score: a row with NaN below its limit has no defined result.
+    NaN counts as -inf, so that a broken request still selects keys of its own.
     """
     length = scores.shape[1]
     every = torch.arange(length, device=scores.device)
     if length <= k:
         chosen = torch.where(every < limit[:, None], every, -1)
         return torch.nn.functional.pad(chosen, (0, k - length), value=-1)
-    scores = scores.masked_fill(every >= limit[:, None], float("-inf"))
+    low = float("-inf")
+    scores = scores.nan_to_num(nan=low, posinf=float("inf"), neginf=low).masked_fill_(every >= limit[:, None], low)
     border = scores.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
     above = scores > border
     tied = scores == border

@@ -42,7 +42,7 @@ def group_by_slot(
         order = row_order[row] * k + order % k
         row = row_order[row]
         index = torch.empty_like(index).index_copy_(0, row_order, index)
-    routed = Routed(x=x[row], counts=counts.cpu(), weights=weights.reshape(-1)[order], handle=None)
+    routed = Routed(x=x.index_select(0, row), counts=counts.cpu(), weights=weights.reshape(-1).index_select(0, order), handle=None)
     return routed, Arrived(index=index, weights=weights)
 
 
@@ -54,4 +54,4 @@ def weighted_rows(spec: EPSpec, y: torch.Tensor, arrived: Arrived) -> torch.Tens
 def single_rows(spec: EPSpec, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """y [N, hidden] and index [M, k] -> the rows that index names, by row then choice, in the spec's dtype."""
     flat = index.reshape(-1)
-    return y.to(DTYPES[spec.dtype])[flat[flat >= 0]]
+    return y.to(DTYPES[spec.dtype]).index_select(0, flat[flat >= 0])

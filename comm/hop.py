@@ -53,7 +53,7 @@ class Hop:
         flat = mask.reshape(-1)
         row_index = torch.where(mask, (flat.cumsum(0) - 1).view(size, n), -1).t()
         chosen = flat.nonzero().view(-1) % n if n else flat.nonzero().view(-1)
-        pending = self.group.all_to_all_async(rows[chosen], sent_rows, came_rows)
+        pending = self.group.all_to_all_async(rows.index_select(0, chosen), sent_rows, came_rows)
         self._count(sent_rows, rows.shape[1])
         return HopTicket(
             pending=pending, sent_rows=sent_rows, came_rows=came_rows, sent_choices=sent_choices, came_choices=came_choices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 
@@ -25,14 +26,20 @@ def positions(keys: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tens
     counts = torch.zeros(n_keys + 1, dtype=torch.int64, device=keys.device)
     bins = torch.where(keys < 0, n_keys, keys)
     counts.scatter_add_(0, bins, torch.ones_like(bins))
-    order = bins.argsort(stable=True)
-    if int(counts[n_keys]):
-        order = order[: keys.numel() - int(counts[n_keys])]
-        place = torch.full_like(keys, -1)
-    else:
-        place = torch.empty_like(keys)
-    place[order] = torch.arange(order.numel(), device=keys.device)
+    order = _stable_order(bins, n_keys)
+    left_out = int(counts[n_keys])
+    if left_out:
+        order = order[: keys.numel() - left_out]
+    place = torch.full_like(keys, -1)
+    place.scatter_(0, order, torch.arange(order.numel(), device=keys.device))
     return order, place, counts[:n_keys]
+
+
+def _stable_order(bins: torch.Tensor, largest: int) -> torch.Tensor:
+    """Stable argsort of ``bins``, whose values are 0..largest; on the CPU by numpy's radix sort where they fit."""
+    if bins.device.type == "cpu" and largest < 2**15:
+        return torch.from_numpy(np.argsort(bins.numpy().astype(np.int16), kind="stable"))
+    return bins.argsort(stable=True)
 
 
 def ordered_sum(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -42,7 +49,7 @@ def ordered_sum(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor |
     tokens nor on where its rows lie.
     """
     n, width = index.shape
-    if n == 0 or rows.shape[0] == 0:
+    if index.numel() == 0 or rows.shape[0] == 0:
         return torch.zeros((n, rows.shape[1]), dtype=torch.float32, device=rows.device)
     rows = rows.float()
     valid = index >= 0

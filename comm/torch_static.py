@@ -74,7 +74,7 @@ class TorchStaticDispatcher(BaseDispatcher):
         flat = index.reshape(-1)
         values = torch.zeros((flat.numel(), self.spec.hidden), dtype=DTYPES[self.spec.dtype], device=y.device)
         here = (flat >= 0).nonzero().view(-1)
-        values[here] = y[flat[here]].to(values.dtype)
+        values.index_copy_(0, here, y.to(values.dtype).index_select(0, flat[here]))
         return values
 
     def combine_recv(self, ticket: Any) -> torch.Tensor:

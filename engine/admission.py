@@ -56,8 +56,8 @@ class Admission:
         # Tokens of the request at the head of the queue: it may be asked for at every step until it fits.
         self._memo: tuple[Request | None, int, I32 | None] = (None, 0, None)
 
-    def admit(self, request: Request, budget: int, running: Collection[Seat]) -> Seat | None:
-        """A seat with pages for at least one of the next ``budget`` tokens, or None when the request must wait."""
+    def admit(self, request: Request, budget: int, running: Collection[Seat], step: int) -> Seat | None:
+        """A seat from step ``step`` on with pages for at least one of the next ``budget`` tokens, or None when the request must wait."""
         pool = self._pool
         tokens = self._tokens(request)
         # Pages to be had beside what runs, and those it needs with its next token.
@@ -73,7 +73,7 @@ class Admission:
             pool.unmatch(pages, node)
             return None
         self._memo = (None, 0, None)
-        return self._seat(request, tokens, pages, node, cached)
+        return self._seat(request, tokens, pages, node, cached, step)
 
     def _match(self, request: Request, tokens: I32) -> tuple[list[int], PrefixNode | None]:
         """Held pages from the prefix tree. The last token is always computed: its logits are needed, as all of the
@@ -84,12 +84,12 @@ class Admission:
         usable = 0 if request.params.prompt_logprobs is not None else len(tokens) - 1
         return self._pool.match(tokens[:usable])
 
-    def _seat(self, request: Request, tokens: I32, pages: list[int], node: PrefixNode | None, cached: int) -> Seat:
+    def _seat(self, request: Request, tokens: I32, pages: list[int], node: PrefixNode | None, cached: int, step: int) -> Seat:
         params = request.params
         seat = Seat(
             request=request,
             rank=(request.priority, request.index),
-            slot=self._pool.slots.take(),
+            slot=self._pool.slots.take(step),
             pages=pages,
             node=node,
             tokens=tokens,

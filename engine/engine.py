@@ -250,7 +250,7 @@ class Engine:
         """
         if self.tokenizer is None:
             raise ValueError("chat needs a tokenizer; leave out skip_tokenizer_init")
-        text = render_chat(self._tokenizer_folder(), messages, **template_args)
+        text = render_chat(self._tokenizer_folder(), messages, model_type=self.model_config.model_type, **template_args)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     # ---- reporting

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .messages import AbortRequest, AddRequest, Command
+from .noise import request_seed
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from .records import Event, LogprobRow
 from .sampling_params import SamplingParams
@@ -135,7 +136,7 @@ class Front:
         index, self._arrivals = self._arrivals, self._arrivals + 1
         wire = param.to_wire()
         if param.seed is not None and completion.index:
-            wire["seed"] = (param.seed + completion.index * 0x9E3779B97F4A7C15) % (1 << 63)  # siblings draw their own noise
+            wire["seed"] = request_seed(param.seed, 0, 0, completion.index)  # siblings draw their own noise
         wire.pop("n", None)
         return AddRequest(
             request_id=name, index=index, dp_rank=child.dp_rank, prompt_ids=parent.prompt_token_ids, params=wire, priority=priority

@@ -99,7 +99,7 @@ def _mlp_types(fields: Fields, family: Family, n_layers: int) -> tuple[Literal["
     if fields.get("mlp_layer_types", None) is not None:
         return cast("tuple[Literal['dense', 'sparse'], ...]", fields.names("mlp_layer_types", ("dense", "sparse"), n_layers))
     if fields.optional_integer("n_routed_experts", 1, least=0) in (None, 0):
-        return ("dense",) * n_layers
+        return tuple("dense" for _ in range(n_layers))
     first = fields.integer("first_k_dense_replace", family.first_dense, least=0)
     every = fields.integer("moe_layer_freq", 1)
     kinds: list[Literal["dense", "sparse"]] = ["sparse" if i >= first and i % every == 0 else "dense" for i in range(n_layers)]

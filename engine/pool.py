@@ -32,6 +32,7 @@ class Pool:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.page_size = config.page_size
+        self._pp = config.pp
         self.pages = PageAllocator(config.n_pages)
         self.slots = SlotPool(config.max_num_seqs)
         self.cache = PrefixCache(config.page_size)
@@ -122,7 +123,7 @@ class Pool:
         if self.caching:
             self._insert(known_tokens(seat.request)[: seat.computed], seat.pages)
         self.unmatch(seat.pages, seat.node)
-        self.slots.give(seat.slot)
+        self.slots.give(seat.slot, seat.last_step + self._pp)
         seat.pages, seat.node, seat.tokens = [], None, None
 
     def flush(self) -> int:

@@ -117,6 +117,14 @@ class Scheduler:
         else:
             self._end(request, reason, stop_reason)
 
+    def preempt(self, request_id: str) -> bool:
+        """Send a running request back to waiting, to be recomputed; its tokens stay. False when it does not run."""
+        request = self._requests.get(request_id)
+        if request is None or request.state is not RequestState.RUNNING:
+            return False
+        self._stepper.preempt(self._running.seat_of(request))
+        return True
+
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         waited = request.state is RequestState.WAITING
         request.move(RequestState.FINISHED)

@@ -18,13 +18,13 @@ class SchedulerConfig:
     overlap: bool = True  # results are handled one step later, so that host and device work at once
     prefix_caching: bool = True  # keep pages of finished requests for equal prefixes
     eos_token_ids: tuple[int, ...] = ()  # end tokens of the model
-    admission_horizon: int = 16  # tokens by which those who run are expected to grow when a newcomer is weighed; rounded up to a page, 0 for none
+    admission_horizon: int = 16  # growth of those who run that a newcomer must leave room for, tokens (a page at least); 0 for none
     seed: int = 0  # seeds requests that bring no seed
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        least_of = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "page_size": 1, "n_pages": 1, "max_model_len": 2, "pp": 1, "admission_horizon": 0}
-        for name, least in least_of.items():
+        least_of = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "page_size", "n_pages", "pp"), 1)
+        for name, least in {**least_of, "max_model_len": 2, "admission_horizon": 0}.items():
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, found {value}")

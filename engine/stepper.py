@@ -108,12 +108,12 @@ class Stepper:
     def _admit(self, builder: PlanBuilder, budget: int) -> None:
         """Newcomers in rank order; nobody overtakes the first one that does not fit."""
         pool = self._pool
-        while budget and pool.slots.n_free:
+        while budget and pool.slots.ready(builder.step):
             request = self._waiting.peek()
             # One that was preempted comes back when its tokens under way are known and its pages are in the tree.
             if request is None or request.last_step > pool.completed:
                 return
-            seat = self._admission.admit(request, budget, self._running)
+            seat = self._admission.admit(request, budget, self._running, builder.step)
             if seat is None:
                 return
             self._waiting.pop()

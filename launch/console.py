@@ -40,7 +40,7 @@ class StreamPrinter:
     """Prints texts that grow at the same time.
 
     One text is printed as it comes. Of several, each is printed line by line (a line ends at a newline or at the width
-    of the screen), with its number in front, so that they can be told apart.
+    of the screen), with its label in front, so that they can be told apart; empty lines are left out.
     """
 
     def __init__(self, labels: Sequence[str], out: TextIO | None = None, width: int | None = None) -> None:
@@ -58,21 +58,19 @@ class StreamPrinter:
             return
         *lines, rest = (self._held[place] + text).split("\n")
         for line in lines:
-            self._put(place, line)
-        while len(rest) > self._room:
-            cut = rest.rfind(" ", 1, self._room + 1)
-            cut = self._room if cut <= 0 else cut
-            self._put(place, rest[:cut])
-            rest = rest[cut:].lstrip(" ") if cut < self._room else rest[cut:]
-        if finished and rest:
-            self._put(place, rest)
-            rest = ""
+            while line:
+                line = self._put(place, line)
+        while len(rest) > self._room or (finished and rest):
+            rest = self._put(place, rest)
         self._held[place] = rest
-
-    def _put(self, place: int, line: str) -> None:
-        while True:  # long lines are folded
-            self._out.write(f"{self._labels[place]} {line[: self._room]}\n")
-            line = line[self._room :]
-            if not line:
-                break
         self._out.flush()
+
+    def _put(self, place: int, line: str) -> str:
+        """Print as much of ``line`` as fits, up to a space if there is one; the rest of it."""
+        cut = len(line)
+        if cut > self._room:
+            space = line.rfind(" ", 1, self._room + 1)
+            cut = space if space > 0 else self._room
+        if line[:cut].strip():
+            self._out.write(f"{self._labels[place]} {line[:cut].strip()}\n")
+        return line[cut:]

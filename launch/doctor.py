@@ -52,8 +52,15 @@ def versions() -> dict[str, str | None]:
             found[name] = None
     found["torch"] = torch.__version__
     found["cuda (torch)"] = torch.version.cuda
-    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    found["nccl"] = _nccl_version()
     return found
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    nccl: Any = torch.cuda.nccl
+    return ".".join(map(str, nccl.version()))
 
 
 def devices() -> list[dict[str, Any]]:
@@ -135,7 +142,12 @@ def run(args: argparse.Namespace) -> int:
         rows = [dict(zip(("kind", "name", "usable", "reason"), row, strict=True)) for row in usable]
         print(json.dumps({"versions": found, "devices": hardware, "backends": rows}, indent=2))
         return 0
-    print(table(["package", "version", ""], [[k, v or "not installed", DISTRIBUTIONS.get(k, "")] for k, v in found.items()]))
+    print(
+        table(
+            ["package", "version", ""],
+            [[k, v or ("not installed" if k in DISTRIBUTIONS else "none"), DISTRIBUTIONS.get(k, "")] for k, v in found.items()],
+        )
+    )
     print()
     lines = [[d["device"], d["name"], d["cores"], f"{d['memory'] / 2**30:.1f} GiB"] for d in hardware]
     print(table(["device", "name", "cores", "memory"], lines))

@@ -10,7 +10,7 @@ import traceback
 #: what a user can cause and mend; anything else is a bug and keeps its traceback
 USER_ERRORS = (ValueError, OSError)
 #: seconds that ranks other than the first wait before they speak: an error that all share is then told once
-PATIENCE_S = 1.0
+PATIENCE_S = 10.0
 
 
 def rank() -> int:

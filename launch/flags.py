@@ -12,9 +12,8 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, whose errors are ValueErrors."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", _Help)
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, prog: str, description: str | None = None) -> None:
+        super().__init__(prog=prog, description=description, formatter_class=_Help, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError with argparse's message and where to look."""

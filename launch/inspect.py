@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from ..attention.kv.layout import CacheDtype, index_row_bytes, kv_bytes_per_token, latent_row_bytes
+from ..attention.kv.layout import index_row_bytes, kv_bytes_per_token, latent_row_bytes
 from ..engine.model_config import ModelConfig
 from ..engine.model_parser import parse_model_config
 from ..engine.models.shards import stage_layers
@@ -91,11 +91,11 @@ def _check(config: ModelConfig, tp: int, dp: int, pp: int, ep: int | None) -> No
             raise ValueError(f"{what} {size} does not divide over {degree} ranks; valid: {valid}")
 
 
-def _kv_dtype(config: ModelConfig, asked: str) -> CacheDtype:
+def _kv_dtype(config: ModelConfig, asked: str) -> str:
     if asked not in ("auto", "float32", "bfloat16", "fp8"):
         raise ValueError(f"kv cache dtype must be auto, float32, bfloat16 or fp8, found {asked!r}")
     name = config.dtype if asked == "auto" else asked
-    return cast(CacheDtype, "bfloat16" if name == "float16" else name)
+    return "bfloat16" if name == "float16" else name
 
 
 def _architecture(config: ModelConfig) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _has_indexer(config: ModelConfig) -> list[bool]:
     return [kind == "full" for kind in kinds]
 
 
-def _kv(config: ModelConfig, dtype: CacheDtype, page_size: int, pp: int) -> dict[str, Any]:
+def _kv(config: ModelConfig, dtype: str, page_size: int, pp: int) -> dict[str, Any]:
     """Cache bytes of a token: over all layers, and on the ranks of each stage."""
     has = _has_indexer(config)
     stages = [stage_layers(config.n_layers, pp, s) for s in range(pp)]

@@ -18,7 +18,7 @@ def limit_groups(scores: torch.Tensor, group_scores: torch.Tensor, keep: int, fi
     """Overwrite with ``fill`` the scores of all but the ``keep`` best groups. scores [T, E], group_scores [T, G]."""
     tokens, groups = group_scores.shape
     allowed = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, stable_topk(group_scores, keep), True)
-    return torch.where(allowed.unsqueeze(-1), scores.view(tokens, groups, -1), fill).view_as(scores)
+    return torch.where(allowed.unsqueeze(-1), scores.view(tokens, groups, scores.shape[1] // groups), fill).view_as(scores)
 
 
 class Router(nn.Module):
@@ -51,7 +51,7 @@ class Router(nn.Module):
         config = self.config
         if config.method == "greedy":
             return stable_topk(scores, config.top_k)
-        grouped = (len(scores), config.n_group, -1)
+        grouped = (len(scores), config.n_group, config.n_experts // config.n_group)
         if config.method == "group_limited_greedy":
             limited = limit_groups(scores, scores.view(grouped).amax(-1), config.topk_group, 0.0)
             return stable_topk(limited, config.top_k)

@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .failure import CollectiveError, collective_error
 from .group import Group
 from .progress import Progress
 from .store import Rendezvous
@@ -186,10 +187,13 @@ class Grid:
         progress = Progress(rank=meeting.rank)
         prefix = f"rorqual/{meeting.attempt}/{next(_generation)}"
         watchdog = Watchdog(meeting, prefix, progress, deadline_s=timeout_s)
+        watchdog.start()
         owns = not dist.is_initialized()
-        if owns:
-            _init_torch(meeting, prefix, device, timeout_s)
-        groups = _make_groups(spec, meeting.rank, timeout_s, progress)
+        try:
+            groups = _join(meeting, prefix, spec, device, timeout_s, progress)
+        except CollectiveError:
+            watchdog.stop()
+            raise
         first = meeting.rank // (spec.dp * spec.tp) * spec.dp * spec.tp
         nodes = [r // (spec.ranks_per_node or meeting.local_world_size) for r in range(first, first + spec.dp * spec.tp)]
         grid = cls(
@@ -197,9 +201,27 @@ class Grid:
             tp=groups["tp"], ep=groups["ep"], replica=groups["replica"], leaders=groups.get("leaders"), world=groups["world"],
             node_of=tuple(sorted(set(nodes)).index(node) for node in nodes),
         )  # fmt: skip
-        watchdog.start()
         grid.world.barrier("create")
         return grid
+
+
+def _join(
+    meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress
+) -> dict[str, Group]:
+    """Connect all ranks; CollectiveError naming those that did not come."""
+    ranks = range(spec.world)
+    progress.resume("world", "create", ranks)
+    try:
+        if not dist.is_initialized():
+            _init_torch(meeting, prefix, device, timeout_s)
+        return _make_groups(spec, meeting.rank, timeout_s, progress)
+    except RuntimeError as error:
+        cause = f"not all ranks met within the deadline ({str(error).splitlines()[0]})"
+        raise collective_error(
+            cause, op="create", group="world", ranks=ranks, peers=ranks, deadline_s=timeout_s, progress=progress
+        ) from error
+    finally:
+        progress.leave()
 
 
 def _init_torch(meeting: Rendezvous, prefix: str, device: torch.device, timeout_s: float) -> None:

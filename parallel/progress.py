@@ -57,10 +57,10 @@ class Progress:
         since = self.since
         return time.monotonic() - since if since else 0.0
 
-    def encode(self, beat: int) -> bytes:
-        """The record as JSON bytes."""
+    def encode(self, beat: int) -> str:
+        """The record as JSON."""
         record = {"beat": beat, "step": self.step, "calls": dict(self.calls), "op": self.op, "group": self.group}
-        return json.dumps({**record, "waiting_s": self.waiting_s()}).encode()
+        return json.dumps({**record, "waiting_s": self.waiting_s()})
 
 
 def describe(record: dict[str, Any] | None) -> str:

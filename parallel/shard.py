@@ -119,6 +119,9 @@ class VocabEmbedding(_Sharded):
 class VocabHead(_Sharded):
     """Holds a block of the vocabulary: x [n, in] -> logits [n, vocab], gathered from all ranks."""
 
+    per_rank: int  # rows of every rank before the last ones are cut
+    vocab: int  # rows of the whole head
+
     def __init__(self, full: nn.Linear, group: Group) -> None:
         super().__init__()
         if full.bias is not None:
@@ -134,7 +137,7 @@ class VocabHead(_Sharded):
         if local.shape[-1] < self.per_rank:
             local = F.pad(local, (0, self.per_rank - local.shape[-1]))
         blocks = self.group.all_gather(local).view(self.group.size, x.shape[0], self.per_rank)
-        return blocks.transpose(0, 1).reshape(x.shape[0], -1)[:, : self.vocab]
+        return blocks.transpose(0, 1).reshape(x.shape[0], self.group.size * self.per_rank)[:, : self.vocab]
 
 
 _KINDS: dict[str, tuple[type[nn.Module], Callable[..., nn.Module]]] = {

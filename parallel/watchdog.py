@@ -193,7 +193,9 @@ class Watchdog:
 
     def _is_behind(self, rank: int, group: str) -> bool:
         record = self._records.get(rank)
-        calls = 0 if record is None else int(record["calls"].get(group, 0))
+        if record is None:
+            return True
+        calls = int(record["calls"].get(group, 0))
         return calls < self._progress.calls.get(group, 0) or self._silence(rank) > min(self._deadline_s, _SILENT_STALE_S)
 
     def _obituary(self, rank: int) -> str:

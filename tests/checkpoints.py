@@ -126,7 +126,7 @@ def _values(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
         return noise * 0.1
     if "embed_tokens" in name:
         return noise
-    gain = 4.0 if "lm_head" in name else 1.5 if "q_b_proj" in name or "q_proj" in name else 1.0
+    gain = 1.5 if name.rsplit(".", 2)[-2] in ("lm_head", "q_b_proj", "q_proj") else 1.0
     return noise * (gain / math.sqrt(shape[-1]))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..config import MLAConfig
-from .layout import CacheDtype, check_layout, kv_bytes_per_token
+from .layout import check_layout, kv_bytes_per_token
 from .rows import FloatRows, Fp8IndexRows, Fp8LatentRows, RowStore, page_ids
 
 __all__ = ["KVCache", "LayerCache", "kv_bytes_per_token"]
@@ -34,13 +35,13 @@ class KVCache:
         layer_has_indexer: Sequence[bool],
         n_pages: int,
         page_size: int,
-        dtype: CacheDtype,
+        dtype: str,
         compute_dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
         """Allocate the pools.
 
-        ``dtype`` is the storage format; rows are read as ``compute_dtype``, index keys always as fp32.
+        ``dtype`` is the storage format (float32, bfloat16, fp8); rows are read as ``compute_dtype``, index keys always as fp32.
 
         Raises:
             ValueError: unknown dtype or widths it cannot hold; a layer asked to have an indexer the model lacks; no pages.
@@ -66,7 +67,7 @@ class KVCache:
         """Memory of all pools, the dummy page included."""
         return sum(layer.latent.n_bytes + (layer.index.n_bytes if layer.index else 0) for layer in self.layers)
 
-    def poison(self, pages: Sequence[int] | torch.Tensor) -> None:
+    def poison(self, pages: Sequence[int] | np.ndarray | torch.Tensor) -> None:
         """Fill ``pages`` with NaN in every layer, so that a read of a freed page shows."""
         where = page_ids(pages, self.device)
         for layer in self.layers:

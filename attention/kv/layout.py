@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from ..config import MLAConfig
-
-CacheDtype = Literal["float32", "bfloat16", "fp8"]
 
 E4M3_MAX = 448.0  # largest finite float8_e4m3fn
 _GROUP = 128  # latent values that share one scale
@@ -26,21 +23,21 @@ def fp8_latent_bytes(latent: int, rope: int) -> int:
     return latent + 4 * n_scales(latent) + 2 * rope
 
 
-def latent_row_bytes(config: MLAConfig, dtype: CacheDtype) -> int:
+def latent_row_bytes(config: MLAConfig, dtype: str) -> int:
     """Bytes one token takes in one layer's latent cache."""
     if dtype == "fp8":
         return fp8_latent_bytes(config.kv_lora_rank, config.rope_dim)
     return config.latent_dim * _FLOAT_BYTES[dtype]
 
 
-def index_row_bytes(config: MLAConfig, dtype: CacheDtype) -> int:
+def index_row_bytes(config: MLAConfig, dtype: str) -> int:
     """Bytes one token takes in one layer's index-key cache; 0 without an indexer."""
     if config.indexer is None:
         return 0
     return config.indexer.head_dim + 4 if dtype == "fp8" else config.indexer.head_dim * _FLOAT_BYTES[dtype]
 
 
-def kv_bytes_per_token(config: MLAConfig, layer_has_indexer: Sequence[bool], dtype: CacheDtype) -> int:
+def kv_bytes_per_token(config: MLAConfig, layer_has_indexer: Sequence[bool], dtype: str) -> int:
     """Cache bytes of one token over all the layers listed.
 
     Raises:
@@ -95,7 +92,7 @@ def encode_latent(values: torch.Tensor, latent: int) -> torch.Tensor:
 def decode_latent(rows: torch.Tensor, latent: int) -> torch.Tensor:
     """fp32 [N, latent + rope] of FP8 rows, uint8 [N, bytes]. Scales may be any fp32."""
     groups = n_scales(latent)
-    codes, scales, rope = rows.split([latent, 4 * groups, rows.shape[1] - latent - 4 * groups], 1)
+    codes, scales, rope = torch.split(rows, [latent, 4 * groups, rows.shape[1] - latent - 4 * groups], 1)
     factors = scales.contiguous().view(torch.float32).repeat_interleave(_GROUP, 1)[:, :latent]
     wide = codes.contiguous().view(torch.float8_e4m3fn).float() * factors
     return torch.cat((wide, rope.contiguous().view(torch.bfloat16).float()), 1)

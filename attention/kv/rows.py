@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from .layout import decode_latent, encode_latent, fp8_latent_bytes, quantise
@@ -42,7 +43,7 @@ class FloatRows:
 
     def read(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [...] int64 -> values [..., width]."""
-        return self.rows.index_select(0, rows.reshape(-1)).to(self.read_dtype).view(*rows.shape, -1)
+        return self.rows.index_select(0, rows.reshape(-1)).to(self.read_dtype).view(*rows.shape, self.rows.shape[1])
 
     def poison(self, pages: torch.Tensor) -> None:
         """Fill ``pages`` [n] int64 with NaN."""
@@ -65,8 +66,8 @@ class Fp8LatentRows:
 
     def read(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [...] int64 -> dequantised values [..., latent + rope]."""
-        found = self.rows.index_select(0, rows.reshape(-1))
-        return decode_latent(found, self.latent).to(self.read_dtype).view(*rows.shape, -1)
+        values = decode_latent(self.rows.index_select(0, rows.reshape(-1)), self.latent)
+        return values.to(self.read_dtype).view(*rows.shape, values.shape[1])
 
     def poison(self, pages: torch.Tensor) -> None:
         """Fill ``pages`` [n] int64 with NaN."""
@@ -102,6 +103,8 @@ class Fp8IndexRows:
         self.pages.index_fill_(0, pages, _NAN_BYTE)
 
 
-def page_ids(pages: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
+def page_ids(pages: Sequence[int] | np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Page numbers as int64 on ``device``."""
+    if isinstance(pages, np.ndarray):
+        pages = torch.from_numpy(pages.astype(np.int64))
     return torch.as_tensor(pages, dtype=torch.int64, device=device).reshape(-1)

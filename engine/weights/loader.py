@@ -73,19 +73,16 @@ def load_weights(
     block = _block(model)
     _check(targets, checkpoint, block)
     plan = [info for info in checkpoint.tensors.values() if info.name in targets]
-    bytes_read = 0
     total = sum(_cost(info, targets[info.name], checkpoint) for info in plan)
     with _bar(total, progress) as advance, _shards(checkpoint) as shard_of:
         for info in plan:
             _fill(info, targets[info.name], checkpoint, shard_of, block)
-            cost = _cost(info, targets[info.name], checkpoint)
-            bytes_read += cost
-            advance(cost)
+            advance(_cost(info, targets[info.name], checkpoint))
     mtp, unexpected = _others(targets, checkpoint, model, known)
     return LoadReport(
         files=len({info.file for info in plan}),
         tensors=len(plan),
-        bytes_read=bytes_read,
+        bytes_read=total,
         seconds=time.perf_counter() - began,
         skipped_mtp=mtp,
         unexpected=unexpected,

@@ -43,19 +43,24 @@ def axes(n_requests: int, device: str, threads: int) -> dict[str, list[Any]]:
 
 
 def search(choices: dict[str, list[Any]], measure: Callable[[Mode], float]) -> list[tuple[Mode, float]]:
-    """Climb to a fast mode, one axis at a time. ``measure`` gives tokens/s, 0 for a mode that does not work.
+    """Climb to a fast mode, one axis at a time, until a round over all axes finds nothing better.
+
+    Args:
+        measure: tokens/s of a mode, 0 when it does not work.
 
     Returns:
         Every mode that was measured, fastest first.
     """
     best = Mode(**{name: values[0] for name, values in choices.items()})
     tried = {best: measure(best)}
-    for name, values in choices.items():
-        for value in values:
-            mode = replace(best, **{name: value})
-            if mode not in tried:
-                tried[mode] = measure(mode)
-        best = max(tried, key=lambda mode: tried[mode])
+    before = None
+    while best != before:
+        before = best
+        for name, values in choices.items():
+            for mode in [replace(best, **{name: value}) for value in values]:
+                if mode not in tried:
+                    tried[mode] = measure(mode)
+            best = max(tried, key=lambda mode: tried[mode])
     return sorted(tried.items(), key=lambda item: -item[1])
 
 
@@ -129,6 +134,12 @@ class Peer:
         return time.monotonic() - start
 
 
+def _quiet(logging: Any) -> None:
+    """Keep transformers' own messages and bars out of the output."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def run_peer(
     folder: Path, requests: Sequence[Request], *, dtype: str, device: str, threads: int, finalists: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -141,8 +152,7 @@ def run_peer(
         import transformers
     except ImportError:
         raise ValueError("comparing with transformers needs it installed: pip install 'rorqual[dev]'") from None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    _quiet(transformers.logging)
     before = torch.get_num_threads()
     peer = Peer(folder, requests, dtype=dtype, device=device, say=say)
     try:

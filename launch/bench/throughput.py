@@ -196,8 +196,8 @@ def _sentence(name: str, figures: dict[str, Any]) -> str:
 
 def _results(result: dict[str, Any], facts: dict[str, Any], config: ThroughputConfig) -> Results:
     peer = result.get("peer")
-    rate = None if peer is None else peer["output_tokens_per_second"]
-    target = None if rate is None or config.target_ratio is None else config.target_ratio * rate
+    peers = {} if peer is None else {f"transformers generate(), {_mode(peer)}": float(peer["output_tokens_per_second"])}
+    target = config.target_ratio * max(peers.values()) if peers and config.target_ratio is not None else None
     params = {k: facts[k] for k in ("model", "dtype", "layout", "threads")}
     params |= {"num_prompts": result["num_requests"], "input_len": config.input_len, "output_len": config.output_len}
     device = "cpu" if facts["device"] == "cpu" else torch.cuda.get_device_name()
@@ -207,7 +207,7 @@ def _results(result: dict[str, Any], facts: dict[str, Any], config: ThroughputCo
         value=result["output_tokens_per_second"],
         unit="output tokens/s",
         better="higher",
-        peers={} if peer is None else {f"transformers generate(), {_mode(peer)}": rate},
+        peers=peers,
         target=target,
     )
     command = shlex.join(["rorqual", *sys.argv[1:]])

@@ -38,23 +38,32 @@ def make_mla(config: MLAConfig, seed: int = 0, layer: int = 0, dtype: torch.dtyp
 class Paged:
     """Requests with their own hidden states, pushed through one layer in any order of chunks."""
 
-    def __init__(self, config: MLAConfig, lengths: list[int], page_size: int = 4, dtype: str = "float32", compute: torch.dtype = torch.float32,
-                 seed: int = 0, has_indexer: bool | None = None, poison: bool = True) -> None:
+    def __init__(
+        self,
+        config: MLAConfig,
+        lengths: list[int],
+        page_size: int = 4,
+        dtype: str = "float32",
+        compute: torch.dtype = torch.float32,
+        seed: int = 0,
+        has_indexer: bool | None = None,
+        device: torch.device = CPU,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.x = [torch.randn(n, config.hidden, generator=generator).to(compute) for n in lengths]
+        self.x = [torch.randn(n, config.hidden, generator=generator).to(device, compute) for n in lengths]
         each = [-(-n // page_size) for n in lengths]
         has = config.indexer is not None if has_indexer is None else has_indexer
-        self.cache = KVCache(config, [has], sum(each) + 3, page_size, dtype, compute, CPU)
-        if poison:
-            self.cache.poison(torch.arange(self.cache.n_pages + 1))
+        self.cache = KVCache(config, [has], sum(each) + 3, page_size, dtype, compute, device)
+        self.cache.poison(torch.arange(self.cache.n_pages + 1))
         order = torch.randperm(sum(each) + 3, generator=generator).int().split([*each, 3])
         self.table = torch.full((len(lengths), max(each, default=0) + 2), self.cache.dummy_page, dtype=torch.int32)
         for row, pages in enumerate(order[:-1]):
             self.table[row, : len(pages)] = pages
+        self.table = self.table.to(device)
         self.done = np.zeros(len(lengths), np.int64)
 
     def batch(self, rows: list[int], counts: list[int]) -> AttentionBatch:
-        return AttentionBatch.build(self.done[rows], np.array(counts, np.int64), self.table[rows], self.cache.page_size, CPU)
+        return AttentionBatch.build(self.done[rows], np.array(counts, np.int64), self.table[rows], self.cache.page_size, self.cache.device)
 
     @torch.inference_mode()
     def step(self, mla: MLA, rows: list[int], counts: list[int], shared=None):

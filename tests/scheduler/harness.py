@@ -39,8 +39,8 @@ def make_request(name: str, index: int, prompt: Sequence[int], *, priority: int 
 
 
 def make_config(**values: object) -> SchedulerConfig:
-    base = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "page_size": 4, "n_pages": 32, "max_model_len": 64, "eos_token_ids": (EOS,), "seed": 3}
-    return SchedulerConfig(**{**base, **values})
+    base = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "page_size": 4, "n_pages": 32, "max_model_len": 64}
+    return SchedulerConfig(**{**base, "eos_token_ids": (EOS,), "seed": 3, **values})
 
 
 def lone_run(request: Request, config: SchedulerConfig) -> tuple[list[int], FinishReason, int | None]:
@@ -85,7 +85,7 @@ class FakeDevice:
             self.table[slot, index] = page
         self.store[plan.freed_pages] = POISON
         self.results[plan.step], self.reads[plan.step] = [], set()
-        for slot, start, count, samples in zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), plan.samples.tolist(), strict=True):
+        for slot, start, count, samples in zip(*(a.tolist() for a in (plan.slots, plan.starts, plan.counts, plan.samples)), strict=True):
             self._row(plan.step, slot, start, count, samples)
 
     def _enter(self, plan: StepPlan) -> None:

@@ -109,13 +109,17 @@ def test_an_id_may_be_used_again_after_its_end():
 
 
 def scenario(pp, overlap, caching):
-    config = make_config(page_size=2, n_pages=9, max_num_seqs=3, admission_horizon=0, max_num_batched_tokens=5, pp=pp, overlap=overlap, prefix_caching=caching)
+    limits = {"page_size": 2, "n_pages": 9, "max_num_seqs": 3, "max_num_batched_tokens": 5, "admission_horizon": 0}
+    config = make_config(**limits, pp=pp, overlap=overlap, prefix_caching=caching)
     shared = [1, 2, 3, 4]
     requests = [make_request(str(i), i, shared + [5 + i] * i, max_tokens=4, ignore_eos=True) for i in range(4)]
     return config, requests
 
 
-@pytest.mark.parametrize(("pp", "overlap", "caching"), [(1, True, True), (1, False, False), (2, True, True), (2, False, True), (3, True, False)])
+LAYOUTS = [(1, True, True), (1, False, False), (2, True, True), (2, False, True), (3, True, False)]
+
+
+@pytest.mark.parametrize(("pp", "overlap", "caching"), LAYOUTS)
 def test_abort_of_every_request_at_every_step(pp, overlap, caching):
     """Enumerated, before the step is scheduled and between scheduling and launch; the neighbours' tokens stay the same."""
     config, requests = scenario(pp, overlap, caching)

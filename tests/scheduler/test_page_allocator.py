@@ -46,13 +46,22 @@ def test_check_sees_a_corrupt_free_list():
 
 def test_slots():
     slots = SlotPool(2)
-    a, b = slots.take(), slots.take()
+    a, b = slots.take(0), slots.take(0)
     assert {a, b} == {0, 1} and slots.n_free == 0 and not slots.is_free(a)
-    with pytest.raises(AssertionError, match="all 2 slots are taken"):
-        slots.take()
-    slots.give(a)
-    assert slots.is_free(a) and slots.take() == a
-    slots.give(b)
+    with pytest.raises(AssertionError, match="no slot for step 0: 2 of 2 are taken"):
+        slots.take(0)
+    slots.give(a, 0)
+    assert slots.is_free(a) and slots.take(0) == a
+    slots.give(b, 0)
     with pytest.raises(AssertionError, match=f"slot {b} is freed twice"):
-        slots.give(b)
+        slots.give(b, 0)
     slots.check()
+
+
+def test_a_slot_is_handed_out_from_its_first_step_on():
+    slots = SlotPool(1)
+    slots.give(slots.take(4), 7)
+    assert slots.n_free == 1 and not slots.ready(6) and slots.ready(7)
+    with pytest.raises(AssertionError, match="no slot for step 6: 0 of 1 are taken"):
+        slots.take(6)
+    assert slots.take(7) == 0

@@ -98,12 +98,17 @@ def test_the_eviction_queue_stays_small_under_hits():
 
 
 tokens = st.lists(st.integers(0, 2), max_size=10)
+operations = st.one_of(
+    st.tuples(st.sampled_from(["insert", "match", "lock"]), tokens),
+    st.tuples(st.just("evict"), st.integers(0, 5)),
+    st.tuples(st.just("unlock"), st.integers(0, 9)),
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     page_size=st.sampled_from([1, 2, 4]),
-    script=st.lists(st.one_of(st.tuples(st.sampled_from(["insert", "match", "lock"]), tokens), st.tuples(st.just("evict"), st.integers(0, 5)), st.tuples(st.just("unlock"), st.integers(0, 9))), max_size=40),
+    script=st.lists(operations, max_size=40),
 )
 def test_random_scripts_against_a_flat_model(page_size, script):
     """The tree against a dict from whole-page prefixes to pages: same hits, locked paths stay, pages are unique."""

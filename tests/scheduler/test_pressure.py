@@ -9,7 +9,7 @@ from tests.scheduler.harness import Loop, expect_lone, make_config, make_request
 
 def order_of_first_rows(loop, requests):
     seen = []
-    for plan, names in loop.rows:
+    for _, names in loop.rows:
         seen.extend(name for name in names if name not in seen)
     return seen
 
@@ -28,7 +28,8 @@ class Recorded(Loop):
 
 def test_admission_by_priority_then_arrival():
     loop = Recorded(make_config(max_num_seqs=1))
-    requests = [make_request(name, i, [1, 2], priority=p, max_tokens=2) for i, (name, p) in enumerate([("a", 1), ("b", 0), ("c", 1), ("d", -1)])]
+    ranks = {"a": 1, "b": 0, "c": 1, "d": -1}
+    requests = [make_request(name, i, [1, 2], priority=p, max_tokens=2) for i, (name, p) in enumerate(ranks.items())]
     loop.run(requests)
     assert order_of_first_rows(loop, requests) == ["d", "b", "a", "c"]
 
@@ -141,9 +142,8 @@ def test_no_admission_in_a_step_that_is_short_of_pages():
 @pytest.mark.parametrize("pp", [1, 2, 3])
 @pytest.mark.parametrize(("chunk", "horizon"), [(1, 16), (3, 0), (64, 0), (64, 16)])
 def test_a_pool_for_one_finishes_all_and_the_first_is_never_preempted(pp, overlap, caching, chunk, horizon):
-    config = make_config(
-        n_pages=4, page_size=4, max_num_batched_tokens=chunk, pp=pp, overlap=overlap, prefix_caching=caching, max_model_len=16, admission_horizon=horizon
-    )
+    limits = {"n_pages": 4, "page_size": 4, "max_model_len": 16, "max_num_batched_tokens": chunk, "admission_horizon": horizon}
+    config = make_config(**limits, pp=pp, overlap=overlap, prefix_caching=caching)
     requests = [make_request(str(i), i, [1 + i % 3] * (1 + i), max_tokens=16, ignore_eos=i % 2 == 0) for i in range(8)]
     loop = Loop(config)
     loop.run(requests)

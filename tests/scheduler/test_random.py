@@ -10,7 +10,7 @@ from rorqual.engine.scheduler import SchedulerConfig
 from tests.scheduler.harness import Loop, lone_run, make_config, make_request
 
 
-@dataclass
+@dataclass(repr=False)
 class Arrival:
     """A request, when it comes, and what happens to it."""
 
@@ -21,7 +21,7 @@ class Arrival:
     cut_at: int | None  # output tokens after which the caller finds a stop string
 
 
-@dataclass
+@dataclass(repr=False)
 class Script:
     """A configuration and arrivals."""
 

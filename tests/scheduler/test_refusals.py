@@ -53,7 +53,15 @@ def test_validate_adds_nothing():
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("page_size", 1), ("n_pages", 1), ("max_model_len", 2), ("pp", 1), ("admission_horizon", 0)],
+    [
+        ("max_num_seqs", 1),
+        ("max_num_batched_tokens", 1),
+        ("page_size", 1),
+        ("n_pages", 1),
+        ("max_model_len", 2),
+        ("pp", 1),
+        ("admission_horizon", 0),
+    ],
 )
 def test_settings(name, least):
     with pytest.raises(ValueError, match=f"{name} must be at least {least}, found {least - 1}"):

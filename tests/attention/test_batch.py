@@ -1,0 +1,113 @@
+"""Ragged batches, their tiles and chunks, against loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rorqual.attention import tiles
+from rorqual.attention.batch import AttentionBatch
+
+CPU = torch.device("cpu")
+
+
+def build(starts, counts, page_size=4, seed=0):
+    need = max([-(-(s + c) // page_size) for s, c in zip(starts, counts, strict=True)], default=0) + 1
+    table = torch.randperm(need * len(starts), generator=torch.Generator().manual_seed(seed)).int().view(len(starts), need)
+    return AttentionBatch.build(np.array(starts, np.int64), np.array(counts, np.int64), table, page_size, CPU), table.tolist()
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS, st.sampled_from([1, 4, 16]), st.sampled_from([64, 1000, 1 << 20]), st.integers(1, 9), st.integers(0, 40))
+def test_everything_a_layer_reads_equals_a_loop(requests, page_size, budget, pair_cost, key_cost):
+    starts, counts = [r[0] for r in requests], [r[1] for r in requests]
+    batch, table = build(starts, counts, page_size)
+    tokens = [(r, s + i) for r, (s, c) in enumerate(zip(starts, counts, strict=True)) for i in range(c)]
+
+    def row(r: int, p: int) -> int:
+        return table[r][p // page_size] * page_size + p % page_size
+
+    assert batch.token_row.tolist() == [r for r, _ in tokens] and batch.positions.tolist() == [p for _, p in tokens]
+    assert batch.write_rows.tolist() == [row(r, p) for r, p in tokens]
+    assert batch.query_start.tolist() == [sum(counts[:i]) for i in range(len(counts) + 1)]
+    assert batch.context_lens.tolist() == [s + c for s, c in requests]
+    assert (batch.max_context, batch.max_query) == (max([s + c for s, c in requests], default=0), max(counts, default=0))
+    assert (batch.n_tokens, batch.n_requests) == (len(tokens), len(requests))
+
+    before, tiles.ELEMENT_BUDGET = tiles.ELEMENT_BUDGET, budget
+    try:
+        seen = check_groups(batch, tokens, row, starts, counts, pair_cost, key_cost, budget)
+    finally:
+        tiles.ELEMENT_BUDGET = before
+    assert sorted(seen) == list(range(len(tokens)))
+
+
+def check_groups(batch, tokens, row, starts, counts, pair_cost, key_cost, budget):
+    seen = []
+    for group in batch.groups:
+        members = group.members.tolist()
+        assert len({counts[tokens[m][0]] == 1 for m in members}) == 1  # single tokens and chunks never share a group
+        assert group.whole == (len(members) == len(tokens)) and group.n_tokens == len(members)
+        spans = group.spans.request.tolist()
+        wanted = [row(r, p) for r in spans for p in range(starts[r] + counts[r])]
+        assert group.spans.rows.tolist() == wanted
+        for chunk in group.chunks(pair_cost=pair_cost, key_cost=key_cost):
+            n, b = chunk.limit.shape
+            lone = n == 1 and (b == 1 or chunk.keys * b * pair_cost <= chunk.keys * max(key_cost, budget // chunk.keys))
+            assert lone or n * chunk.keys * (b * pair_cost + key_cost) <= budget
+            out = torch.full((group.n_tokens,), -1)
+            chunk.store(out, torch.arange(n * b))
+            for local, place in enumerate(out.tolist()):
+                if place < 0:
+                    continue
+                r, p = tokens[members[local]]
+                tile = place // b
+                seen.append(members[local])
+                assert chunk.limit.view(-1)[place] == p + 1 and chunk.keys > p and int(chunk.request[tile]) == r
+                last = int(chunk.context[tile]) - 1
+                assert p <= last < starts[r] + counts[r]
+                assert chunk.key_rows[tile].tolist() == [row(r, min(k, last)) for k in range(chunk.keys)]
+                assert chunk.hidden.view(n * b, -1)[place].tolist() == [k > p for k in range(chunk.keys)]
+    return seen
+
+
+def test_nothing():
+    batch, _ = build([], [])
+    assert batch.groups == () and batch.n_tokens == 0 and batch.max_context == 0 and batch.write_rows.shape == (0,)
+    batch, _ = build([5, 0], [0, 0])
+    assert batch.groups == () and batch.context_lens.tolist() == [5, 0] and batch.max_context == 5
+
+
+def test_rows_of_selected_positions_with_and_without_the_table(monkeypatch):
+    batch, table = build([9, 3, 0], [1, 4, 0])
+    request, positions = torch.tensor([0, 1, 1]), torch.tensor([[0, 9, 4], [6, 0, 5], [1, 1, 3]])
+    expected = [[table[r][p // 4] * 4 + p % 4 for p in ps] for r, ps in zip(request.tolist(), positions.tolist(), strict=True)]
+    assert batch.rows(request, positions).tolist() == expected
+    monkeypatch.setattr("rorqual.attention.batch._ROW_TABLE", 1)
+    assert batch.rows(request, positions).tolist() == expected
+
+
+def test_chunks_and_shared_values_are_made_once():
+    batch, _ = build([0], [70])
+    group = batch.groups[0]
+    assert group.chunks(pair_cost=2, key_cost=3) is group.chunks(pair_cost=2, key_cost=3)
+    assert batch.once("x", lambda: [1]) is batch.once("x", lambda: [2])
+
+
+def test_padding_is_bounded_when_one_long_request_meets_many_short_ones():
+    batch, _ = build([0] * 21, [500] + [3] * 20)
+    computed = sum(c.limit.numel() for g in batch.groups for c in g.chunks(pair_cost=1, key_cost=1))
+    assert computed <= 500 + 63 + 20 * 64
+
+
+def test_our_own_mistakes_are_caught():
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(AssertionError):
+        AttentionBatch.build(np.array([7]), np.array([2]), table, 4, CPU)  # nine keys do not fit two pages of four
+    with pytest.raises(AssertionError):
+        AttentionBatch.build(np.array([0]), np.array([2]), table, 3, CPU)
