@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from .plan import I32
 from .pool import Pool, known_tokens
@@ -56,7 +56,7 @@ class Admission:
         # Tokens of the request at the head of the queue: it may be asked for at every step until it fits.
         self._memo: tuple[Request | None, int, I32 | None] = (None, 0, None)
 
-    def admit(self, request: Request, budget: int, running: Collection[Seat], step: int) -> Seat | None:
+    def admit(self, request: Request, budget: int, running: Iterable[Seat], step: int) -> Seat | None:
         """A seat from step ``step`` on with pages for at least one of the next ``budget`` tokens, or None when the request must wait."""
         pool = self._pool
         tokens = self._tokens(request)
@@ -109,7 +109,7 @@ class Admission:
             self._memo = (request, len(tokens), tokens)
         return tokens
 
-    def _reserve(self, running: Collection[Seat]) -> int:
+    def _reserve(self, running: Iterable[Seat]) -> int:
         """Pages that those who run will ask for soon: for the rest of their prompts and their next tokens."""
         size, horizon = self._pool.page_size, self._horizon
         return sum(max(0, -(-min(seat.total + horizon, seat.limit) // size) - len(seat.pages)) for seat in running)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..attention.kv.cache import KVCache, kv_bytes_per_token
+from ..parallel.agree import together
 from ..parallel.grid import Grid, GridSpec
+from ..parallel.watchdog import guard
 from .chat import render_chat
 from .config import EngineConfig
 from .follower import follow
@@ -32,6 +36,8 @@ from .tokenizer import Tokenizer
 from .weights.dummy import fill_dummy
 from .weights.hub import resolve_model
 from .weights.loader import LoadReport, load_weights
+
+log = logging.getLogger("rorqual")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -58,21 +64,50 @@ class Engine:
             pp=config.pipeline_parallel_size, dp=config.data_parallel_size, tp=config.tensor_parallel_size, ranks_per_node=config.ranks_per_node
         )
         device = resolve_device(config.device)
-        self.folder: Path = resolve_model(config.model)
+        self.folder: Path = resolve_model(config.model, config.revision)
         self.model_config: ModelConfig = parse_model_config(self.folder)
         self.max_model_len = self._max_model_len()
         self.dtype = self._dtype()
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(self._tokenizer_folder())
         self.grid = Grid.create(spec, device, config.dist_timeout)
-        self.stage: Stage = build_stage(self.model_config, config, self.grid, self.dtype)
-        self.load_report: LoadReport | None = self._load()
-        self.runner, n_pages = self._make_runner()
-        self.leader: Leader | None = self._make_leader(n_pages) if self.grid.is_leader else None
-        self.front: Front | None = None
-        if self.grid.rank == 0:
-            self.front = Front(tokenizer=self.tokenizer, dp=spec.dp, vocab_size=self.model_config.vocab_size)
         self._commands: list[Command] = []
         self._run_seconds = 0.0
+        with self._protected(close=True):
+            self.stage: Stage = together(self.grid, lambda: build_stage(self.model_config, config, self.grid, self.dtype))
+            self.load_report: LoadReport | None = together(self.grid, self._load)
+            self.runner, n_pages = self._make_runner()
+            self.leader: Leader | None = self._make_leader(n_pages) if self.grid.is_leader else None
+            self.front: Front | None = None
+            if self.grid.rank == 0:
+                self.front = Front(tokenizer=self.tokenizer, dp=spec.dp, vocab_size=self.model_config.vocab_size)
+                self._announce(n_pages)
+
+    @contextmanager
+    def _protected(self, *, close: bool = False) -> Iterator[None]:
+        """An error inside ends all ranks at once, unless every rank has it (ValueError) or the caller stopped early."""
+        try:
+            yield
+        except ValueError:
+            if close:
+                self.grid.close()
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with guard(self.grid):
+                raise
+
+    def _announce(self, n_pages: int) -> None:
+        """Say once what was made."""
+        if self.config.disable_log_stats:
+            return
+        if self.grid.spec.world > 1:
+            log.info("%s", self.grid.summary())
+        if self.load_report is not None:
+            log.info("%s", self.load_report.summary())
+        tokens = n_pages * self.config.page_size
+        log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", n_pages, self.config.page_size, self.runner.cache.bytes_per_token)
+        log.info("longest request %d tokens; %d of them fit at once", self.max_model_len, tokens // self.max_model_len)
 
     # ---- making
 
@@ -88,7 +123,7 @@ class Engine:
         return dtype
 
     def _tokenizer_folder(self) -> Path:
-        return self.folder if self.config.tokenizer is None else resolve_model(self.config.tokenizer)
+        return self.folder if self.config.tokenizer is None else resolve_model(self.config.tokenizer, self.config.revision)
 
     def _load(self) -> LoadReport | None:
         if self.config.load_format == "dummy":
@@ -110,8 +145,9 @@ class Engine:
         kv_dtype = "bfloat16" if kv_dtype == "float16" else kv_dtype
         per_token = kv_bytes_per_token(mla, has_indexer, kv_dtype)
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        pages = pool_pages(
-            config, max_model_len=self.max_model_len, bytes_per_token=per_token, available=free_bytes(self.grid.device, config, local)
+        available = free_bytes(self.grid.device, config, local)
+        pages = together(
+            self.grid, lambda: pool_pages(config, max_model_len=self.max_model_len, bytes_per_token=per_token, available=available)
         )
         pages = int(self.grid.world.gather_ints([pages]).min())
         cache = KVCache(mla, has_indexer, pages, config.page_size, kv_dtype, self.dtype, self.grid.device)
@@ -161,12 +197,13 @@ class Engine:
         """
         start = time.monotonic()
         try:
-            if self.leader is None:
-                follow(self.grid, self.runner)
-            elif self.front is None:
-                self._lead_others()
-            else:
-                yield from self._lead_front(prompts, params, priorities)
+            with self._protected():
+                if self.leader is None:
+                    follow(self.grid, self.runner)
+                elif self.front is None:
+                    self._lead_others()
+                else:
+                    yield from self._lead_front(prompts, params, priorities)
         finally:
             self._run_seconds += time.monotonic() - start
 

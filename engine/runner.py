@@ -109,7 +109,9 @@ class Runner:
         indexer = self.stage.model.config.attention.indexer
         if indexer is None or layer >= len(indexer.layer_types) or indexer.layer_types[layer] == "full":
             return 0
-        return indexer.topk if batch.max_context > indexer.topk else 0
+        first = next(iter(self.stage.model.model.layers.values()))
+        planted = first.self_attn.selection == "dense"  # an evaluation's choice: no layer selects, nothing is sent
+        return indexer.topk if batch.max_context > indexer.topk and not planted else 0
 
     def _leave(self, plan: StepPlan, want: Wanted, x: torch.Tensor, topk: torch.Tensor | None, slots: torch.Tensor) -> None:
         """Send to the next stage, or sample."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .admission import validate
+from .flights import Flight, Flights
 from .plan import StepPlan
 from .pool import Pool
 from .request import FinishReason, Request, RequestState
@@ -32,16 +32,6 @@ class SchedulerStats:
     empty_plans: int = 0  # of these, without a row
 
 
-@dataclass(kw_only=True, slots=True)
-class _Flight:
-    """A scheduled step whose results have not been handled."""
-
-    step: int
-    seats: list[Seat]  # of all rows, in order
-    sampled: list[tuple[Seat, int]]  # of the sampled rows, with the generation of the request then
-    skipped: bool = False
-
-
 class Scheduler:
     """Continuous batching with chunked prefill, a prefix tree, preemption by recompute and late results.
 
@@ -59,8 +49,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._stepper = Stepper(config, self._pool, self._running, self._waiting)
         self._requests: dict[str, Request] = {}  # waiting and running
-        self._flights: deque[_Flight] = deque()
-        self._naming = 0  # flights with rows
+        self._flights = Flights()
         self._step = 0
 
     # ---- requests
@@ -117,14 +106,6 @@ class Scheduler:
         else:
             self._end(request, reason, stop_reason)
 
-    def preempt(self, request_id: str) -> bool:
-        """Send a running request back to waiting, to be recomputed; its tokens stay. False when it does not run."""
-        request = self._requests.get(request_id)
-        if request is None or request.state is not RequestState.RUNNING:
-            return False
-        self._stepper.preempt(self._running.seat_of(request))
-        return True
-
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         waited = request.state is RequestState.WAITING
         request.move(RequestState.FINISHED)
@@ -146,13 +127,8 @@ class Scheduler:
         builder = self._stepper.fill(self._step)
         plan = builder.build(self._pool.pop_freed())
         rows = builder.rows()
-        flight = _Flight(
-            step=self._step,
-            seats=[row[0] for row in rows],
-            sampled=[(row[0], row[0].request.generation) for row in rows if row[3]],
-        )
-        self._flights.append(flight)
-        self._naming += bool(rows)
+        sampled = [(row[0], row[0].request.generation) for row in rows if row[3]]
+        self._flights.push(Flight(step=self._step, seats=[row[0] for row in rows], sampled=sampled))
         self._step += 1
         stats = self.stats
         stats.plans += 1
@@ -168,10 +144,7 @@ class Scheduler:
         Returns the (request, token) pairs that were appended, those that end their request included; a token of a
         request that has ended meanwhile is dropped.
         """
-        flight = self._flights.popleft()
-        assert flight.step == step, f"step {step} completed, expected {flight.step}"
-        assert len(tokens) == len(flight.sampled), f"step {step} sampled {len(flight.sampled)} tokens, {len(tokens)} came back"
-        self._naming -= bool(flight.seats)
+        flight = self._flights.pop(step, len(tokens))
         appended: list[tuple[Request, int]] = []
         now = time.monotonic()
         for (seat, generation), token in zip(flight.sampled, tokens, strict=True):
@@ -203,18 +176,16 @@ class Scheduler:
 
     def skip(self, step: int) -> None:
         """An empty plan that nobody launched. Its ``freed_pages`` stay the caller's to report."""
-        flight = next(flight for flight in self._flights if flight.step == step)
-        assert not flight.seats, f"step {step} has {len(flight.seats)} rows and cannot be skipped"
-        flight.skipped = True
+        self._flights.skip(step)
         self._pass_skipped()
 
     def _pass_skipped(self) -> None:
-        while self._flights and self._flights[0].skipped:
-            self._pool.complete(self._flights.popleft().step)
+        while (step := self._flights.pop_skipped()) is not None:
+            self._pool.complete(step)
 
     def requests_of(self, step: int) -> list[Request]:
         """Requests of a scheduled step's rows, in plan order, until it is completed; aborted ones included."""
-        return next([seat.request for seat in flight.seats] for flight in self._flights if flight.step == step)
+        return self._flights.requests(step)
 
     def flush_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request reads; returns their number of pages."""
@@ -235,7 +206,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Something waits, runs, or was scheduled with rows and has not come back."""
-        return bool(self._requests) or self._naming > 0
+        return bool(self._requests) or self._flights.naming
 
     @property
     def idle(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, rest = pick_command(words)
         run, args = parse(name, rest)
         return run(args)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader, such as `head`, has gone; keep the interpreter's last flush quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except USER_ERRORS as error:
         return tell(error)

@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from .failure import CollectiveError, collective_error
+from .failure import CollectiveError
+from .grid_spec import GridSpec
 from .group import Group
+from .join import join
 from .progress import Progress
 from .store import Rendezvous
 from .watchdog import Watchdog
 
+__all__ = ["Grid", "GridSpec"]
 _generation = itertools.count()  # grids made by this process: keeps the store keys of one apart from those of the next
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridSpec:
-    """Degrees of parallelism. rank = (pp_rank * dp + dp_rank) * tp + tp_rank."""
-
-    pp: int = 1  # pipeline stages
-    dp: int = 1  # replicas that own different requests
-    tp: int = 1  # ranks that share the attention of one request
-    ranks_per_node: int | None = None  # consecutive ranks on one node; LOCAL_WORLD_SIZE by default
-
-    def __post_init__(self) -> None:
-        for name in ("pp", "dp", "tp"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, found {value!r}")
-        if self.ranks_per_node is not None and self.ranks_per_node < 1:
-            raise ValueError(f"ranks_per_node must be at least 1, found {self.ranks_per_node}")
-
-    @property
-    def world(self) -> int:
-        """Ranks of the whole grid."""
-        return self.pp * self.dp * self.tp
-
-    def validate(self, world_size: int) -> None:
-        """Raise ValueError, with the layouts that fit, unless the grid has ``world_size`` ranks."""
-        if self.world == world_size:
-            return
-        fitting = [f"dp={dp} tp={world_size // (self.pp * dp)}" for dp in _divisors(world_size, self.pp)]
-        choices = f"with pp={self.pp} these fit {world_size}: {', '.join(fitting)}"
-        if not fitting:
-            choices = f"pp={self.pp} does not divide {world_size}"
-        raise ValueError(
-            f"pp={self.pp} x dp={self.dp} x tp={self.tp} makes {self.world} ranks, but the job has {world_size}: "
-            f"start {self.world} (torchrun --nproc-per-node {self.world} ...) or change the degrees; {choices}"
-        )
-
-
-def _divisors(world: int, pp: int) -> list[int]:
-    return [d for d in range(1, world // pp + 1) if world % (pp * d) == 0] if world % pp == 0 else []
 
 
 @dataclass(kw_only=True)
@@ -190,7 +151,7 @@ class Grid:
         watchdog.start()
         owns = not dist.is_initialized()
         try:
-            groups = _join(meeting, prefix, spec, device, timeout_s, progress)
+            groups = join(meeting, prefix, spec, device, timeout_s, progress)
         except CollectiveError:
             watchdog.stop()
             raise
@@ -203,63 +164,3 @@ class Grid:
         )  # fmt: skip
         grid.world.barrier("create")
         return grid
-
-
-def _join(
-    meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress
-) -> dict[str, Group]:
-    """Connect all ranks; CollectiveError naming those that did not come."""
-    ranks = range(spec.world)
-    progress.resume("world", "create", ranks)
-    try:
-        if not dist.is_initialized():
-            _init_torch(meeting, prefix, device, timeout_s)
-        return _make_groups(spec, meeting.rank, timeout_s, progress)
-    except RuntimeError as error:
-        cause = f"not all ranks met within the deadline ({str(error).splitlines()[0]})"
-        raise collective_error(
-            cause, op="create", group="world", ranks=ranks, peers=ranks, deadline_s=timeout_s, progress=progress
-        ) from error
-    finally:
-        progress.leave()
-
-
-def _init_torch(meeting: Rendezvous, prefix: str, device: torch.device, timeout_s: float) -> None:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store = meeting.under(f"{prefix}/torch")
-    timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.world_size, timeout=timeout)
-
-
-def _rank_sets(spec: GridSpec) -> Iterator[tuple[str, list[int]]]:
-    """Every group of the grid as (name, global ranks); the same sequence on every rank."""
-    cube = torch.arange(spec.world).view(spec.pp, spec.dp, spec.tp)
-    yield "world", cube.flatten().tolist()
-    for stage in cube:
-        yield "ep", stage.flatten().tolist()
-        for row in stage:
-            yield "tp", row.tolist()
-    for replica in range(spec.dp):
-        yield "replica", cube[:, replica].flatten().tolist()
-    yield "leaders", cube[0, :, 0].tolist()
-
-
-def _make_groups(spec: GridSpec, rank: int, timeout_s: float, progress: Progress) -> dict[str, Group]:
-    """This rank's groups by name. Sets of ranks that coincide share one process group."""
-    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(spec.world)): dist.group.WORLD}
-    groups: dict[str, Group] = {}
-    for name, ranks in _rank_sets(spec):
-        key = tuple(ranks)
-        if len(key) > 1 and key not in made:
-            made[key] = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
-        if rank in key:
-            groups[name] = _group(name, key, rank, made.get(key), timeout_s, progress)
-    return groups
-
-
-def _group(name: str, ranks: Sequence[int], rank: int, pg: dist.ProcessGroup | None, timeout_s: float, progress: Progress) -> Group:
-    if len(ranks) == 1:
-        return Group.solo(name, rank, progress)
-    return Group(name, ranks, list(ranks).index(rank), process_group=pg, deadline_s=timeout_s, progress=progress)

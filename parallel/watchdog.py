@@ -23,6 +23,7 @@ _LOST_STALE_S = 3.0  # a peer of a lost connection counts as dead after this lon
 _SILENT_STALE_S = 60.0  # any peer does after this long, or the deadline if that is shorter
 _OVERDUE_S = 5.0  # backends raise at the deadline; beyond it by this much, the watchdog does
 _ACK_WAIT_S = 3.0  # how long the first to fail waits for the others to have noticed
+_STAND_BACK_S = 1.5  # how long the others wait before they end
 _EXIT_S = 10.0  # a failed rank that has not ended by itself is ended
 
 
@@ -101,6 +102,7 @@ class Watchdog:
             self._say(f"stopping because rank {first['rank']} failed first, at step {first['step']}: {first['error']}")
             with suppress(RuntimeError):
                 self._meeting.store.set(self._key("ack", self.rank), "1")
+            time.sleep(_STAND_BACK_S)  # let the first to fail print its traceback and be the first to end
             self._exit()
 
     def _say(self, text: str) -> None:

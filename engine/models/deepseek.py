@@ -43,7 +43,9 @@ class DeepseekModel(nn.Module):
     def __init__(self, config: ModelConfig, layers: range, *, n_slots: int, expert_inner: int) -> None:
         super().__init__()
         self.layer_range = layers
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden) if layers.start == 0 else None
+        # With its weight given, nn.Embedding draws no random numbers, which on the meta device imports half of torch.
+        table = torch.empty(config.vocab_size, config.hidden) if layers.start == 0 else None
+        self.embed_tokens = None if table is None else nn.Embedding(*table.shape, _weight=table)
         self.layers = nn.ModuleDict(
             {str(i): DecoderLayer(config, i, n_slots=n_slots, expert_inner=expert_inner) for i in layers}
         )

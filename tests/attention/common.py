@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import torch
+
 from rorqual.attention.batch import AttentionBatch
 from rorqual.attention.config import IndexerConfig, MLAConfig, RopeConfig
 from rorqual.attention.kv.cache import KVCache

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rorqual.attention import tiles
 from rorqual.attention.batch import AttentionBatch
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+
 from rorqual.attention import mla as mla_module
 from rorqual.attention import sparse, tiles
-
 from tests.attention.common import DENSE, SPARSE, Paged, make_mla
 
 LENGTHS = [1, 3, 8, 9, 20, 41]

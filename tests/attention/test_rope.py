@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from rorqual.attention.config import RopeConfig
 from rorqual.attention.hadamard import hadamard
 from rorqual.attention.norm import RMSNorm

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+
 from rorqual.attention.mla import layer_has_indexer
 from rorqual.attention.selection import random_keys, recent_keys
-
 from tests.attention.common import DENSE, SPARSE, Paged, make_mla
 
 TYPES = dataclasses.replace(SPARSE, indexer=dataclasses.replace(SPARSE.indexer, layer_types=("full", "shared", "full")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from rorqual.comm.dispatcher import Dispatcher, EPSpec
 
 KINDS = ("random", "one_hot", "all_to_one", "round_robin", "lognormal", "with_none", "all_none", "same_rank", "repeated")
@@ -51,12 +52,12 @@ def expert(slot: torch.Tensor | int, x: torch.Tensor) -> torch.Tensor:
 def run_experts(x: torch.Tensor, counts: torch.Tensor, spec: EPSpec, rank: int) -> torch.Tensor:
     """The fake experts of ``rank`` on rows sorted by local slot."""
     slots = torch.repeat_interleave(torch.arange(spec.slots_per_rank), counts) + rank * spec.slots_per_rank
-    return expert(slots, x)
+    return expert(slots.to(x.device), x)
 
 
 def exact(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The combined result in fp64, [n, hidden]."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for column in range(ids.shape[1]):
         y = expert(ids[:, column].clamp(min=0), x).double()
         out += torch.where(ids[:, column : column + 1] >= 0, weights[:, column : column + 1].double() * y, 0.0)
@@ -65,7 +66,7 @@ def exact(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Te
 
 def magnitude(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum of weight * |expert output| in fp64, [n, hidden]: what rounding errors are relative to."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for column in range(ids.shape[1]):
         y = expert(ids[:, column].clamp(min=0), x).double().abs()
         out += torch.where(ids[:, column : column + 1] >= 0, weights[:, column : column + 1].double() * y, 0.0)

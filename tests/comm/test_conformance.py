@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from rorqual.comm.dispatcher import Dispatcher, EPSpec
 from rorqual.comm.fp8 import dequantise, quantise
 from rorqual.comm.local import LocalDispatcher
@@ -18,7 +19,6 @@ from rorqual.comm.torch_node import TorchNodeDispatcher
 from rorqual.comm.torch_static import TorchStaticDispatcher
 from rorqual.parallel.grid import Grid, GridSpec
 from rorqual.parallel.group import Group
-
 from tests.comm.routing import KINDS, exact, magnitude, make_tokens, run_experts, whole_trip
 from tests.ranks import run_ranks
 

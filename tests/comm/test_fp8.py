@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rorqual.comm.dispatcher import EPSpec
 from rorqual.comm.fp8 import dequantise, quantise
 from rorqual.comm.rows import RowLayout, payload_bytes

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from rorqual.comm.dispatcher import EPSpec
 from rorqual.comm.local import LocalDispatcher
 from rorqual.comm.select import choose, explain, make_dispatcher
@@ -14,7 +15,6 @@ from rorqual.comm.torch_node import TorchNodeDispatcher, rails
 from rorqual.parallel.grid import Grid, GridSpec
 from rorqual.parallel.group import Group
 from rorqual.parallel.progress import Progress
-
 from tests.ranks import run_ranks
 
 SPEC = EPSpec(n_ranks=1, n_slots=8, hidden=16, top_k=2, max_tokens=4)

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+
 from rorqual.attention.config import IndexerConfig, MLAConfig, RopeConfig
 from rorqual.attention.mla import MLA
-
 from tests.attention.common import Paged
 
 pytest.importorskip("transformers")
@@ -132,8 +132,9 @@ def test_shared_layer_reuses_the_selection_and_equals_transformers():
 
 @pytest.mark.parametrize("rope", [PLAIN, YARN, {**YARN, "truncate": False}, {**YARN, "attention_factor": 1.7}])
 def test_rotation_table_equals_transformers(rope):
-    from rorqual.attention.rope import rotation
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
+
+    from rorqual.attention.rope import rotation
 
     config = hf_config("v3", rope)
     positions = torch.tensor([0, 1, 31, 32, 255, 100_000])

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from rorqual.parallel.grid import Grid, GridSpec
 
+from rorqual.parallel.grid import Grid, GridSpec
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")

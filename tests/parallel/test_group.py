@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from rorqual.parallel.grid import Grid, GridSpec
 from rorqual.parallel.group import Group
-
 from tests.ranks import run_ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float8_e4m3fn, torch.bool)

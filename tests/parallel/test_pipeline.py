@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import torch
+
 from rorqual.parallel.grid import Grid, GridSpec
 from rorqual.parallel.pipeline import Pipe, PipeStats
-
 from tests.ranks import run_ranks
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from rorqual.parallel.grid import Grid, GridSpec
 from rorqual.parallel.group import Group
 from rorqual.parallel.progress import Progress
 from rorqual.parallel.shard import ColumnLinear, RowLinear, Shard, VocabEmbedding, VocabHead, shard_model
 from rorqual.parallel.tokens import gather_tokens, slice_tokens
-from torch import nn
-
 from tests.ranks import run_ranks
 
 TABLE = {"up": "column", "block.down": "row", "embed": "vocab_embedding", "head": "vocab_head"}

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from rorqual.parallel.grid import Grid, GridSpec
 from rorqual.parallel.group import CollectiveError
 from rorqual.parallel.watchdog import guard
-
 from tests.ranks import collect_ranks, run_ranks
 
 CPU = torch.device("cpu")

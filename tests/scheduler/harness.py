@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from rorqual.engine.plan import StepPlan
 from rorqual.engine.request import FinishReason, Request, RequestState
 from rorqual.engine.sampling_params import SamplingParams

@@ -1,9 +1,9 @@
 """How requests end: end tokens, stop tokens, stop strings found by the caller, aborts."""
 
 import pytest
+
 from rorqual.engine.request import FinishReason, RequestState
 from rorqual.engine.scheduler import Scheduler
-
 from tests.scheduler.harness import EOS, Loop, expect_lone, make_config, make_request
 
 

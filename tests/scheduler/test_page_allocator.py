@@ -1,4 +1,5 @@
 import pytest
+
 from rorqual.engine.page_allocator import PageAllocator
 from rorqual.engine.slots import SlotPool
 

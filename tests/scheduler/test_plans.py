@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+
 from rorqual.engine.noise import request_seed
 from rorqual.engine.plan import INT_COLUMNS
 from rorqual.engine.request import RequestState
 from rorqual.engine.scheduler import Scheduler
-
 from tests.scheduler.harness import EOS, Loop, expect_lone, make_config, make_request
 
 SLOT, LENGTH, PROMPT, TOP_K, SEED, LOGPROBS, PROMPT_LOGPROBS = range(len(INT_COLUMNS))
@@ -143,7 +143,7 @@ def test_requests_of_a_step_are_known_until_it_completes():
     scheduler.abort("a")
     assert scheduler.requests_of(0) == [a, b] and scheduler.running_requests() == [b]
     assert scheduler.complete(0, [5, 6]) == [(b, 6)]
-    with pytest.raises(StopIteration):
+    with pytest.raises(AssertionError, match="step 0 is not under way"):
         scheduler.requests_of(0)
 
 
@@ -156,7 +156,7 @@ def test_steps_complete_in_order_with_all_their_tokens():
         scheduler.skip(0)
     with pytest.raises(AssertionError, match="sampled 1 tokens, 2 came back"):
         scheduler.complete(0, [1, 2])
-    with pytest.raises(AssertionError, match="step 2 completed"):
+    with pytest.raises(AssertionError, match="step 2 completed, but the oldest is another"):
         scheduler.complete(2, [])
 
 

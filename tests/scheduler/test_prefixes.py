@@ -2,7 +2,6 @@
 
 from rorqual.engine.request import FinishReason
 from rorqual.engine.scheduler import Scheduler
-
 from tests.scheduler.harness import EOS, Loop, expect_lone, make_config, make_request
 
 PROMPT = list(range(1, 13))

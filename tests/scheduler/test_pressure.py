@@ -1,9 +1,9 @@
 """Too few pages or slots: admission, eviction, preemption, progress."""
 
 import pytest
+
 from rorqual.engine.request import RequestState
 from rorqual.engine.scheduler import Scheduler
-
 from tests.scheduler.harness import Loop, expect_lone, make_config, make_request
 
 

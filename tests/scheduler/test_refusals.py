@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from rorqual.engine.scheduler import Scheduler, SchedulerConfig
 
+from rorqual.engine.scheduler import Scheduler, SchedulerConfig
 from tests.scheduler.harness import make_config, make_request
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rorqual.engine.weights import dummy
 from rorqual.engine.weights.dummy import fill_dummy
 from rorqual.engine.weights.target import Target

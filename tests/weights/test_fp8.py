@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
 from rorqual.engine.model_parser import parse_model_config
 from rorqual.engine.weights import fp8
 from rorqual.engine.weights.convert import convert_fp8, is_quantised
@@ -15,8 +17,6 @@ from rorqual.engine.weights.fp8 import decode_scale, dequantise_into, quantise_b
 from rorqual.engine.weights.loader import load_weights
 from rorqual.engine.weights.reader import Checkpoint
 from rorqual.engine.weights.target import Target
-from safetensors.torch import load_file, save_file
-
 from tests.checkpoints import TINY, checkpoint, edit_config, hf_model
 
 

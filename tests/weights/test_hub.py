@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rorqual.engine.weights.hub import resolve_model
 
+from rorqual.engine.weights.hub import resolve_model
 from tests.checkpoints import TINY
 
 

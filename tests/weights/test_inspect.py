@@ -5,12 +5,16 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
+
+from rorqual.engine.config import EngineConfig
 from rorqual.engine.model_parser import parse_model_config
+from rorqual.engine.models.build import build_stage
 from rorqual.engine.weights.convert import convert_fp8
 from rorqual.engine.weights.reader import Checkpoint
 from rorqual.engine.weights.shapes import tensor_shapes
 from rorqual.launch.inspect import describe, run_inspect
-
+from rorqual.parallel.grid import Grid
 from tests.checkpoints import NAMES, TINY, checkpoint
 from tests.weights import published
 
@@ -101,6 +105,15 @@ def test_memory_per_rank() -> None:
     assert [stage["layers"] for stage in stages] == [[0, 15], [15, 30], [30, 45], [45, 61]]
     assert sum(stage["bytes"] for stage in stages) == alone["bytes"]
     assert "embedding" in stages[0]["parts"] and "head" not in stages[0]["parts"] and "head" in stages[3]["parts"]
+
+
+@pytest.mark.parametrize("name", ["tiny", *NAMES])
+def test_memory_equals_the_real_model(name: str) -> None:
+    path = TINY if name == "tiny" else checkpoint(name)
+    config = parse_model_config(path)
+    stage = build_stage(config, EngineConfig(model=str(path)), Grid.single(torch.device("cpu")), getattr(torch, config.dtype))
+    size = sum(param.numel() * param.element_size() for param in stage.model.parameters())
+    assert describe(config)["per_rank"][0]["bytes"] == size
 
 
 def test_vocabulary_that_does_not_divide_is_padded() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rorqual.engine.weights.header import read_header
-from rorqual.engine.weights.reader import INDEX_NAME, Checkpoint
 from safetensors.torch import load_file, save_file
 
+from rorqual.engine.weights.header import read_header
+from rorqual.engine.weights.reader import INDEX_NAME, Checkpoint
 from tests.checkpoints import checkpoint
 
 

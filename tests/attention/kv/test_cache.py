@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rorqual.attention.config import IndexerConfig, MLAConfig, RopeConfig
 from rorqual.attention.kv.cache import KVCache, kv_bytes_per_token
 from rorqual.attention.kv.layout import decode_latent, encode_latent, fp8_latent_bytes, quantise
-
 from tests.attention.common import DENSE, SPARSE
 
 V32 = MLAConfig(
