@@ -16,16 +16,27 @@ class EngineConfig:
     """Settings of one engine. Names follow vLLM; SGLang's spellings are aliases on the command line."""
 
     model: str = option("", "Folder of a Hugging Face checkpoint, a hub id, or 'tiny' (the embedded model).", "--model-path", group="model")
-    tokenizer: str | None = option(None, "Folder or hub id of the tokenizer; the model's own by default.", "--tokenizer-path", group="model")
+    tokenizer: str | None = option(
+        None, "Folder or hub id of the tokenizer; the model's own by default.", "--tokenizer-path", group="model"
+    )
     skip_tokenizer_init: bool = option(False, "Work on token ids only; prompts must be ids and no text comes back.", group="model")
-    load_format: str = option("auto", "'dummy' makes random weights, the same on every layout.", choices=("auto", "safetensors", "dummy"), group="model")
-    dtype: str = option("auto", "Compute dtype; 'auto' is the checkpoint's.", choices=("auto", "bfloat16", "float16", "float32"), group="model")
-    max_model_len: int | None = option(None, "Longest prompt plus output, tokens; the model's limit by default.", "--context-length", group="model")
+    load_format: str = option(
+        "auto", "'dummy' makes random weights, the same on every layout.", choices=("auto", "safetensors", "dummy"), group="model"
+    )
+    dtype: str = option(
+        "auto", "Compute dtype; 'auto' is the checkpoint's.", choices=("auto", "bfloat16", "float16", "float32"), group="model"
+    )
+    max_model_len: int | None = option(
+        None, "Longest prompt plus output, tokens; the model's limit by default.", "--context-length", group="model"
+    )
     revision: str | None = option(None, "Hub revision of the model.", group="model")
 
     device: str = option("auto", "'cuda' when a GPU is there, else 'cpu'.", choices=("auto", "cpu", "cuda"), group="device")
     kv_cache_dtype: str = option(
-        "auto", "Format of cached rows: 'auto' is the compute dtype, 'fp8' the 656-byte row.", choices=("auto", "bfloat16", "float32", "fp8"), group="device"
+        "auto",
+        "Format of cached rows: 'auto' is the compute dtype, 'fp8' the 656-byte row.",
+        choices=("auto", "bfloat16", "float32", "fp8"),
+        group="device",
     )
     page_size: int = option(64, "Tokens per KV page, a power of two from 1 to 256.", "--block-size", group="device")
     max_total_tokens: int | None = option(None, "Tokens the KV pool of one DP rank holds; sized from memory by default.", group="device")
@@ -35,18 +46,43 @@ class EngineConfig:
     pipeline_parallel_size: int = option(1, "Pipeline stages.", "-pp", "--pp-size", group="parallel")
     data_parallel_size: int = option(1, "Ranks (of tp each) that own different requests.", "-dp", "--dp-size", group="parallel")
     expert_parallel_size: int | None = option(
-        None, "Ranks the experts are spread over: dp x tp (default), or 1 for experts split like other tensors.", "-ep", "--ep-size", group="parallel"
+        None,
+        "Ranks the experts are spread over: dp x tp (default), or 1 for experts split like other tensors.",
+        "-ep",
+        "--ep-size",
+        group="parallel",
     )
     moe_a2a_backend: str = option(
-        "auto", "All-to-all of expert parallelism.", "--all2all-backend", choices=("auto", "torch", "torch_node", "torch_static"), group="parallel"
+        "auto",
+        "All-to-all of expert parallelism.",
+        "--all2all-backend",
+        choices=("auto", "torch", "torch_node", "torch_static"),
+        group="parallel",
     )
-    moe_payload: str = option("auto", "What dispatch sends: activations as they are, or FP8 with a scale per 128 values.", choices=("auto", "bf16", "fp8"), group="parallel")
-    ranks_per_node: int | None = option(None, "Ranks of one node, for node-limited dispatch; torchrun's LOCAL_WORLD_SIZE by default.", group="parallel")
-    dist_timeout: float = option(300.0, "Seconds a collective may wait before the run ends with the missing ranks' names.", group="parallel")
+    moe_payload: str = option(
+        "auto",
+        "What dispatch sends: activations as they are, or FP8 with a scale per 128 values.",
+        choices=("auto", "bf16", "fp8"),
+        group="parallel",
+    )
+    ranks_per_node: int | None = option(
+        None, "Ranks of one node, for node-limited dispatch; torchrun's LOCAL_WORLD_SIZE by default.", group="parallel"
+    )
+    dist_timeout: float = option(
+        300.0, "Seconds a collective may wait before the run ends with the missing ranks' names.", group="parallel"
+    )
 
     max_num_seqs: int = option(256, "Requests running at once on one DP rank.", "--max-running-requests", group="scheduler")
-    max_num_batched_tokens: int = option(4096, "Tokens of one step; longer prompts are prefilled in chunks of it.", "--chunked-prefill-size", group="scheduler")
-    enable_prefix_caching: bool = option(True, "Reuse cached pages of equal prompt prefixes (off: --disable-radix-cache).", group="scheduler")
+    max_num_batched_tokens: int = option(
+        4096,
+        "Tokens of one step; longer prompts are prefilled in chunks of it.",
+        "--chunked-prefill-size",
+        "--max-prefill-tokens",
+        group="scheduler",
+    )
+    enable_prefix_caching: bool = option(
+        True, "Reuse cached pages of equal prompt prefixes (off: --disable-radix-cache).", group="scheduler"
+    )
     disable_overlap_schedule: bool = option(False, "Wait for each step's tokens before preparing the next step.", group="scheduler")
     enable_deterministic_inference: bool = option(False, "Combine expert outputs in an order that no layout changes.", group="scheduler")
     enable_expert_load: bool = option(True, "Count the tokens routed to each expert, per layer.", group="scheduler")

@@ -16,6 +16,7 @@ import torch
 from ..attention.kv.cache import KVCache, kv_bytes_per_token
 from ..parallel.agree import together
 from ..parallel.grid import Grid, GridSpec
+from ..parallel.mailbox import Mailbox
 from ..parallel.watchdog import guard
 from .chat import render_chat
 from .config import EngineConfig
@@ -61,7 +62,10 @@ class Engine:
         self.config = config
         self.debug = os.environ.get("RORQUAL_DEBUG", "0") not in ("", "0")
         spec = GridSpec(
-            pp=config.pipeline_parallel_size, dp=config.data_parallel_size, tp=config.tensor_parallel_size, ranks_per_node=config.ranks_per_node
+            pp=config.pipeline_parallel_size,
+            dp=config.data_parallel_size,
+            tp=config.tensor_parallel_size,
+            ranks_per_node=config.ranks_per_node,
         )
         device = resolve_device(config.device)
         self.folder: Path = resolve_model(config.model, config.revision)
@@ -70,6 +74,7 @@ class Engine:
         self.dtype = self._dtype()
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(self._tokenizer_folder())
         self.grid = Grid.create(spec, device, config.dist_timeout)
+        self.plans = Mailbox(self.grid.replica)
         self._commands: list[Command] = []
         self._run_seconds = 0.0
         with self._protected(close=True):
@@ -106,7 +111,9 @@ class Engine:
         if self.load_report is not None:
             log.info("%s", self.load_report.summary())
         tokens = n_pages * self.config.page_size
-        log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", n_pages, self.config.page_size, self.runner.cache.bytes_per_token)
+        log.info(
+            "KV pool: %d pages of %d tokens, %d bytes a token and stage", n_pages, self.config.page_size, self.runner.cache.bytes_per_token
+        )
         log.info("longest request %d tokens; %d of them fit at once", self.max_model_len, tokens // self.max_model_len)
 
     # ---- making
@@ -152,7 +159,11 @@ class Engine:
         pages = int(self.grid.world.gather_ints([pages]).min())
         cache = KVCache(mla, has_indexer, pages, config.page_size, kv_dtype, self.dtype, self.grid.device)
         tables = DeviceTables(
-            max_num_seqs=config.max_num_seqs, max_len=self.max_model_len, page_size=config.page_size, dummy_page=pages, device=self.grid.device
+            max_num_seqs=config.max_num_seqs,
+            max_len=self.max_model_len,
+            page_size=config.page_size,
+            dummy_page=pages,
+            device=self.grid.device,
         )
         if self.debug:
             cache.poison(range(pages))
@@ -185,7 +196,7 @@ class Engine:
             )
         )
         lag = config.pipeline_parallel_size - 1 + (0 if config.disable_overlap_schedule else 1)
-        return Leader(grid=self.grid, scheduler=scheduler, runner=self.runner, tokenizer=self.tokenizer, lag=lag)
+        return Leader(grid=self.grid, scheduler=scheduler, runner=self.runner, tokenizer=self.tokenizer, lag=lag, plans=self.plans)
 
     # ---- running
 
@@ -199,7 +210,7 @@ class Engine:
         try:
             with self._protected():
                 if self.leader is None:
-                    follow(self.grid, self.runner)
+                    follow(self.plans, self.runner)
                 elif self.front is None:
                     self._lead_others()
                 else:
@@ -325,4 +336,3 @@ class Engine:
         if self.stage.dispatcher is not None:
             self.stage.dispatcher.close()
         self.grid.close()
-

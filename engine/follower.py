@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from ..parallel.grid import Grid
+from ..parallel.mailbox import Mailbox
 from .codec import decode_plan
 from .messages import END, FAIL
 from .runner import Runner
 
 
-def follow(grid: Grid, runner: Runner) -> None:
+def follow(plans: Mailbox, runner: Runner) -> None:
     """Run plans until the leader ends the loop.
 
     Raises:
         ValueError: the front refused the call; the message is the same on every rank.
     """
     while True:
-        message = grid.replica.broadcast_bytes(None, 0)
+        message = plans.take()
         kind, body = message[:1], message[1:]
         if kind == END:
             runner.drain()

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..parallel.grid import Grid
+from ..parallel.mailbox import Mailbox
 from .codec import encode_plan
 from .detokenizer import Detokenizer
-from .messages import END, FAIL, PLAN, AddRequest, Command, decode_commands, encode_commands
+from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, decode_commands, encode_commands
 from .plan import I32, StepPlan
 from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
 from .request import FinishReason, Request, RequestState
@@ -36,12 +37,13 @@ class InFlight:
 class Leader:
     """One DP rank's engine loop. ``tick`` is collective over the leaders of all replicas."""
 
-    def __init__(self, *, grid: Grid, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer | None, lag: int) -> None:
+    def __init__(self, *, grid: Grid, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer | None, lag: int, plans: Mailbox) -> None:
         self.grid = grid
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
         self.lag = lag
+        self.plans = plans
         self.records: dict[str, Record] = {}
         self.events: list[Event] = []  # not yet handed to the front
         self.inflight: deque[InFlight] = deque()
@@ -55,7 +57,7 @@ class Leader:
         if isinstance(command, AddRequest):
             if command.dp_rank == self.grid.dp_rank:
                 self._add(command)
-        elif command.op == "abort":
+        elif isinstance(command, AbortRequest):
             self.abort(command.request_id)
         else:
             raise ValueError(command.message)
@@ -149,10 +151,10 @@ class Leader:
             plan.freed_pages = np.concatenate([self._carried, plan.freed_pages])
             self._carried = np.zeros(0, dtype=np.int32)
         if self.grid.replica.size > 1:
-            self.grid.replica.broadcast_bytes(PLAN + encode_plan(plan), 0)
+            self.plans.post(PLAN + encode_plan(plan))
         flight = InFlight(plan=plan, pending=self.runner.execute(plan))
         if flight.pending is not None and flight.pending.wanted.top >= 0:
-            flight.owners = {r.slot: r for r in self.scheduler.running_requests() if r.slot >= 0}
+            flight.owners = dict(zip(plan.slots.tolist(), self.scheduler.requests_of(plan.step), strict=True))
             flight.prompt_at = prompt_rows(plan, self.runner.tables)
         self.inflight.append(flight)
 
@@ -168,8 +170,8 @@ class Leader:
 
     def stop_followers(self, message: str | None = None) -> None:
         """Tell the other ranks of the replica that the loop is over, with an error message if there is one."""
-        if self.grid.replica.size > 1:
-            self.grid.replica.broadcast_bytes(END if message is None else FAIL + message.encode(), 0)
+        self.plans.post(END if message is None else FAIL + message.encode())
+        self.plans.drain()
 
     # ---- results
 

@@ -29,7 +29,9 @@ def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int
     page = config.page_size
     if config.max_total_tokens is not None:
         if config.max_total_tokens < page:
-            raise ValueError(f"max_total_tokens {config.max_total_tokens} is less than one page of {page} tokens; raise it to at least {page}")
+            raise ValueError(
+                f"max_total_tokens {config.max_total_tokens} is less than one page of {page} tokens; raise it to at least {page}"
+            )
         return config.max_total_tokens // page
     useful = config.max_num_seqs * -(-max_model_len // page)
     fits = available // (bytes_per_token * page)

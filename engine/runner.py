@@ -54,7 +54,16 @@ class Runner:
     """Model, cache and tables of one rank."""
 
     def __init__(
-        self, *, grid: Grid, stage: Stage, cache: KVCache, tables: DeviceTables, page_size: int, hidden: int, dtype: torch.dtype, debug: bool
+        self,
+        *,
+        grid: Grid,
+        stage: Stage,
+        cache: KVCache,
+        tables: DeviceTables,
+        page_size: int,
+        hidden: int,
+        dtype: torch.dtype,
+        debug: bool,
     ) -> None:
         self.grid = grid
         self.stage = stage
@@ -109,9 +118,9 @@ class Runner:
         indexer = self.stage.model.config.attention.indexer
         if indexer is None or layer >= len(indexer.layer_types) or indexer.layer_types[layer] == "full":
             return 0
-        first = next(iter(self.stage.model.model.layers.values()))
-        planted = first.self_attn.selection == "dense"  # an evaluation's choice: no layer selects, nothing is sent
-        return indexer.topk if batch.max_context > indexer.topk and not planted else 0
+        if self.stage.model.selection == "dense":  # an evaluation's choice: no layer selects, nothing is sent
+            return 0
+        return indexer.topk if batch.max_context > indexer.topk else 0
 
     def _leave(self, plan: StepPlan, want: Wanted, x: torch.Tensor, topk: torch.Tensor | None, slots: torch.Tensor) -> None:
         """Send to the next stage, or sample."""
@@ -140,9 +149,7 @@ class Runner:
         nxt = self.stage.layers.stop
         return indexer is not None and nxt < len(indexer.layer_types) and indexer.layer_types[nxt] == "shared"
 
-    def _sample(
-        self, plan: StepPlan, want: Wanted, x: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _sample(self, plan: StepPlan, want: Wanted, x: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sample the rows that end at their last token and score wanted prompt positions; writes the token table."""
         device, top = self.grid.device, want.top
         rows = np.flatnonzero(plan.samples)

@@ -38,13 +38,23 @@ class Stepper:
         return builder
 
     def _count_decodes(self, step: int) -> int:
-        """Decode rows of this step: those ready, at most an equal share of all for each pipeline stage."""
+        """Decode rows of this step: those ready, at most an equal share of all for each pipeline stage.
+
+        A first in rank that prefills keeps one token of the budget: decodes below it may be unable to go on before it
+        does, for want of the pages that it holds.
+        """
         decoding = ready = 0
+        budget, first = self._config.max_num_batched_tokens, True
         for seat in self._running:
-            if seat.total - seat.computed == 1 and seat.total < seat.limit:
+            if seat.total >= seat.limit:
+                continue
+            if seat.total - seat.computed == 1:
                 decoding += 1
                 ready += seat.ready_step <= step
-        return min(ready, -(-decoding // self._config.pp), self._config.max_num_batched_tokens)
+            elif first:
+                budget -= 1
+            first = False
+        return min(ready, -(-decoding // self._config.pp), budget)
 
     def _place_running(self, builder: PlanBuilder) -> int:
         """Rows of those who run; returns what is left of the budget."""

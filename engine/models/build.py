@@ -42,7 +42,9 @@ def expert_ranks(config: EngineConfig, grid: Grid) -> int:
     whole = grid.spec.dp * grid.spec.tp
     asked = config.expert_parallel_size
     if asked is not None and asked not in (1, whole):
-        raise ValueError(f"expert_parallel_size {asked} does not fit dp {grid.spec.dp} x tp {grid.spec.tp}; valid sizes: {sorted({1, whole})}")
+        raise ValueError(
+            f"expert_parallel_size {asked} does not fit dp {grid.spec.dp} x tp {grid.spec.tp}; valid sizes: {sorted({1, whole})}"
+        )
     return whole if asked is None else asked
 
 

@@ -9,6 +9,7 @@ from ...attention.batch import AttentionBatch
 from ...attention.kv.cache import KVCache, LayerCache
 from ...attention.mla import MLA
 from ...attention.norm import RMSNorm
+from ...attention.selection import Selection
 from ...moe.layer import MLP, MoE
 from ..model_config import ModelConfig
 
@@ -45,10 +46,8 @@ class DeepseekModel(nn.Module):
         self.layer_range = layers
         # With its weight given, nn.Embedding draws no random numbers, which on the meta device imports half of torch.
         table = torch.empty(config.vocab_size, config.hidden) if layers.start == 0 else None
-        self.embed_tokens = None if table is None else nn.Embedding(*table.shape, _weight=table)
-        self.layers = nn.ModuleDict(
-            {str(i): DecoderLayer(config, i, n_slots=n_slots, expert_inner=expert_inner) for i in layers}
-        )
+        self.embed_tokens = None if table is None else nn.Embedding(config.vocab_size, config.hidden, _weight=table)
+        self.layers = nn.ModuleDict({str(i): DecoderLayer(config, i, n_slots=n_slots, expert_inner=expert_inner) for i in layers})
         self.norm = RMSNorm(config.hidden, config.rms_norm_eps) if layers.stop == config.n_layers else None
 
 
@@ -58,6 +57,7 @@ class DeepseekForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig, layers: range, *, n_slots: int, expert_inner: int) -> None:
         super().__init__()
         self.config = config
+        self.selection: Selection = "indexer"
         self.model = DeepseekModel(config, layers, n_slots=n_slots, expert_inner=expert_inner)
         last = layers.stop == config.n_layers
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False) if last else None
@@ -85,4 +85,11 @@ class DeepseekForCausalLM(nn.Module):
 
     def moe_layers(self) -> list[MoE]:
         """The sparse layers of this stage."""
-        return [layer.mlp for layer in self.model.layers.values() if isinstance(layer.mlp, MoE)]  # type: ignore[union-attr,misc]
+        return [module for module in self.model.modules() if isinstance(module, MoE)]
+
+    def plant_selection(self, selection: Selection) -> None:
+        """Make every layer choose keys by ``selection``; anything but "indexer" is a known fault, planted for evaluation."""
+        for module in self.model.modules():
+            if isinstance(module, MLA):
+                module.selection = selection
+        self.selection = selection

@@ -46,9 +46,7 @@ def _expert_targets(moe: MoE, prefix: str, config: ModelConfig, experts: list[in
     return found
 
 
-def weight_targets(
-    model: DeepseekForCausalLM, placement: Placement | None, *, ep_rank: int, inner: slice
-) -> dict[str, list[Target]]:
+def weight_targets(model: DeepseekForCausalLM, placement: Placement | None, *, ep_rank: int, inner: slice) -> dict[str, list[Target]]:
     """Hugging Face tensor name -> the places of this rank that it fills.
 
     Args:

@@ -24,7 +24,9 @@ def ragged_prompts(count: int = N_PROMPTS, *, longest: int = 100, vocab: int = V
     return prompts
 
 
-def greedy_tokens(folder: Path | str, *, prompts: list[list[int]] | None = None, n: int = N_TOKENS, check: Any = None, **engine_args: Any) -> list[list[int]]:
+def greedy_tokens(
+    folder: Path | str, *, prompts: list[list[int]] | None = None, n: int = N_TOKENS, check: Any = None, **engine_args: Any
+) -> list[list[int]]:
     """Greedy continuations through ``LLM``; [] on ranks other than 0. ``check(llm)`` runs before it closes, on every rank."""
     from rorqual import LLM, SamplingParams
 

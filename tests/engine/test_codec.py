@@ -16,10 +16,14 @@ from rorqual.engine.plan import StepPlan
 from rorqual.engine.records import Event, from_wire, to_wire
 from rorqual.engine.sampling_params import SamplingParams
 
-ARRAYS = st.sampled_from(["int32", "int64", "float64", "bool"]).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)))
+ARRAYS = st.sampled_from(["int32", "int64", "float64", "bool"]).flatmap(
+    lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5))
+)
 
 
-@given(st.dictionaries(st.text(max_size=6), ARRAYS, max_size=4), st.dictionaries(st.text(max_size=3), st.integers(-(2**53), 2**53), max_size=3))
+@given(
+    st.dictionaries(st.text(max_size=6), ARRAYS, max_size=4), st.dictionaries(st.text(max_size=3), st.integers(-(2**53), 2**53), max_size=3)
+)
 def test_arrays_round_trip(arrays, scalars):
     found, numbers = decode_arrays(encode_arrays(arrays, scalars))
     assert numbers == scalars and list(found) == list(arrays)
@@ -44,7 +48,9 @@ def test_damaged_messages_are_refused():
     with pytest.raises(ValueError, match="its header describes"):
         decode_arrays(data + b"x")
     with pytest.raises(ValueError, match="unknown dtype 'object'"):
-        decode_arrays(data.replace(b'"int64"', b'"object"').replace(data[:4], (int.from_bytes(data[:4], "little") + 1).to_bytes(4, "little"), 1))
+        decode_arrays(
+            data.replace(b'"int64"', b'"object"').replace(data[:4], (int.from_bytes(data[:4], "little") + 1).to_bytes(4, "little"), 1)
+        )
 
 
 def test_commands_round_trip():

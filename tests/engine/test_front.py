@@ -54,7 +54,9 @@ def test_siblings_finish_together_and_draw_their_own_noise():
     assert [a.dp_rank for a in adds] == [0, 1] and adds[0].index != adds[1].index
     assert adds[0].params["seed"] == 7 and adds[1].params["seed"] != 7
     row = [[4, -0.25, 1]]
-    first = list(f.chunks([Event(request_id=adds[1].request_id, token_ids=[4], text="", logprobs=[row], finish_reason="length", cached_tokens=1)]))
+    first = list(
+        f.chunks([Event(request_id=adds[1].request_id, token_ids=[4], text="", logprobs=[row], finish_reason="length", cached_tokens=1)])
+    )
     assert first[0].finished and first[0].output is None and first[0].index == 1
     last = list(f.chunks([Event(request_id=adds[0].request_id, token_ids=[4], text="", logprobs=[row], finish_reason="stop")]))
     output = last[0].output

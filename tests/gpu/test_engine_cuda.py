@@ -79,7 +79,18 @@ def test_two_gpus_keep_tokens(layout, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": r["prompt_ids"]}) + "\n" for r in REFERENCE["prompts"]))
     out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rorqual.launch", "generate", "tiny"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "rorqual.launch",
+        "generate",
+        "tiny",
+    ]
     command += ["--prompts-file", str(prompts), "--max-tokens", "48", "--temperature", "0", "--dtype", "float32", "--device", "cuda"]
     command += ["--json", "--output", str(out), "--max-total-tokens", "65536", *layout]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ, cwd=tmp_path)

@@ -179,6 +179,21 @@ def test_the_first_in_rank_advances_in_every_round():
         assert requests[0].preemptions == 0
 
 
+def test_a_decode_without_pages_does_not_hold_back_the_first_in_rank():
+    """The budget is one token. The lower ranked decode finds no page; that token must go to the prefill above it."""
+    limits = {"max_num_batched_tokens": 1, "page_size": 1, "n_pages": 18, "max_model_len": 18, "admission_horizon": 0}
+    config = make_config(**limits, pp=2, overlap=False, prefix_caching=False)
+    low = make_request("low", 1, [1] * 4, priority=1, max_tokens=30, ignore_eos=True)
+    high = make_request("high", 2, [2] * 9, max_tokens=30, ignore_eos=True)
+    loop = Loop(config)
+    loop.scheduler.add(low)
+    while not low.output_ids:
+        loop.tick()
+    loop.run([high], limit=400)
+    assert high.preemptions == 0
+    expect_lone([low, high], config)
+
+
 def test_a_slot_returns_only_after_the_last_step_that_names_it():
     scheduler = Scheduler(make_config(max_num_seqs=1))
     scheduler.add(make_request("a", 0, [1], max_tokens=9))

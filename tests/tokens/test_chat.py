@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rorqual.engine.chat import load_chat_format, render_chat
 from rorqual.engine.tokenizer import Tokenizer
-
 from tests.checkpoints import TINY
 
 TOOL = {"type": "function", "function": {"name": "find", "description": "Findé", "parameters": {"type": "object", "properties": {}}}}

@@ -7,11 +7,11 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models
+
 from rorqual.engine.detokenizer import Detokenizer, first_stop
 from rorqual.engine.sampling_params import SamplingParams
 from rorqual.engine.tokenizer import Tokenizer
-from tokenizers import decoders, models
-
 from tests.checkpoints import TINY
 
 TOKENIZER = Tokenizer.load(TINY)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from rorqual.engine.noise import derive_seed, mix, request_seed, uniform
 
 # first outputs of SplitMix64 with state 1234567, as published with the generator

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from rorqual.engine.logprobs import gather_logprobs
 from rorqual.engine.noise import uniform
 from rorqual.engine.sampler import SampleResult, draw, sample

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from rorqual.engine.noise import uniform
 from rorqual.engine.sampler import sample
 from rorqual.engine.sampler_table import SamplerTable, param_floats, param_ints

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from rorqual.engine.sampling_params import SamplingParams
 
 BAD = [

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rorqual.engine.tokenizer import Tokenizer
 
+from rorqual.engine.tokenizer import Tokenizer
 from tests.checkpoints import TINY
 
 REFERENCE = json.loads((TINY / "eval" / "reference.json").read_text())["prompts"]
