@@ -68,13 +68,20 @@ def sample(
     raw, slots = logits, slots.long()
     logits = _ban(logits, slots, lengths, table, host)
     logits = _penalise(logits, slots, lengths, table, token_table, host, max_length)
-    tokens = torch.argmax(logits, dim=-1)  # the first maximum: lowest id
+    tokens = _greedy(logits)
     random_rows = np.flatnonzero(~table.host_greedy[host])
     if len(random_rows):
         rows = torch.from_numpy(random_rows).to(logits.device)
         tokens = tokens.index_copy(0, rows, _draw(logits, rows, slots, positions, table))
     width = int(table.host_logprobs[host].max())
     return SampleResult(tokens=tokens, logprobs=gather_logprobs(raw, tokens, width) if width >= 0 else None)
+
+
+def _greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The highest logit of every row, the lowest id on ties: int64 [n]."""
+    if logits.device.type == "cpu":  # numpy's search is vectorised, torch's is not
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return torch.argmax(logits, dim=-1)
 
 
 def _check_finite(logits: torch.Tensor, host: NDArray[np.int32]) -> None:
