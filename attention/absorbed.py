@@ -25,14 +25,17 @@ def finite(values: torch.Tensor) -> torch.Tensor:
     return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def attend(queries: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor, latent: int) -> torch.Tensor:
-    """Softmax attention in fp32: queries [n, b, H, W], rows [n, L, W], hidden [n, b, L] bool -> [n * b, H, latent].
+def attend(queries: torch.Tensor, rows: torch.Tensor, hidden: torch.Tensor | None, latent: int) -> torch.Tensor:
+    """Softmax attention in fp32: queries [n, b, H, W], rows [n, L, W], hidden [n, b, L] bool (None hides
+    nothing) -> [n * b, H, latent].
 
     ``hidden`` keys have no influence on a query, whatever they hold; with b = 1 they must be finite, which repeating a
     visible row ensures at no cost.
     """
     n, b, heads, width = queries.shape
     scores = torch.bmm(queries.reshape(n, b * heads, width), rows.transpose(1, 2)).view(n, b, heads, -1)
-    weights = torch.softmax(scores.masked_fill_(hidden[:, :, None], float("-inf")), -1).view(n, b * heads, -1)
+    if hidden is not None:
+        scores.masked_fill_(hidden[:, :, None], float("-inf"))
+    weights = torch.softmax(scores, -1).view(n, b * heads, -1)
     values = rows[:, :, :latent] if b == 1 else finite(rows[:, :, :latent])
     return torch.bmm(weights, values).view(n * b, heads, latent)

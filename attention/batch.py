@@ -95,9 +95,16 @@ class AttentionBatch:
         where, row = tensors[0], tensors[1]
         slots = page_table[row, where // page_size].long() if len(token_row) else row
         return cls(
-            positions=where, token_row=row, query_start=tensors[2], context_lens=tensors[3],
-            write_rows=slots * page_size + where % page_size, page_table=page_table, page_size=page_size,
-            max_context=max_context, max_query=int(counts.max(initial=0)), groups=groups,
+            positions=where,
+            token_row=row,
+            query_start=tensors[2],
+            context_lens=tensors[3],
+            write_rows=slots * page_size + where % page_size,
+            page_table=page_table,
+            page_size=page_size,
+            max_context=max_context,
+            max_query=int(counts.max(initial=0)),
+            groups=groups,
         )
 
 
@@ -113,12 +120,20 @@ class _TilePlan:
 
     def group(self, pages: PageView, tensors: list[torch.Tensor]) -> TileGroup:
         members, request, token, limit, context, span_request, tile_start = tensors
-        spans = Spans(
-            pages=pages, context=self.span_context, queries=self.span_queries, request=span_request, tile_start=tile_start
-        )
+        spans = Spans(pages=pages, context=self.span_context, queries=self.span_queries, request=span_request, tile_start=tile_start)
         return TileGroup(
-            pages=pages, width=token.shape[1], n_tokens=members.shape[0], whole=self.whole, members=members,
-            contexts=self.arrays[4], real=self.real, request=request, token=token, limit=limit, context=context, spans=spans,
+            pages=pages,
+            width=token.shape[1],
+            n_tokens=members.shape[0],
+            whole=self.whole,
+            members=members,
+            contexts=self.arrays[4],
+            real=self.real,
+            request=request,
+            token=token,
+            limit=limit,
+            context=context,
+            spans=spans,
         )
 
 
@@ -141,8 +156,11 @@ def _plan_tiles(chosen: np.ndarray, starts: np.ndarray, counts: np.ndarray, quer
     ends = start + queries
     tile_start = (np.cumsum(ends) - ends)[span]
     return _TilePlan(
-        whole=len(members) == query_start[-1], arrays=(members, chosen[span], token, limit, contexts, chosen, tile_start),
-        real=real, span_context=ends, span_queries=queries,
+        whole=len(members) == query_start[-1],
+        arrays=(members, chosen[span], token, limit, contexts, chosen, tile_start),
+        real=real,
+        span_context=ends,
+        span_queries=queries,
     )
 
 

@@ -20,11 +20,15 @@ def sparse_attention(
     tokens, heads, width = queries.shape
     request = group.pick(batch.token_row)
     step = max(1, ELEMENT_BUDGET // (topk.shape[1] * (width + heads)))
+    full = group.fewest_keys >= topk.shape[1]  # every query has all its keys: nothing to hide
     parts = []
     for start in range(0, tokens, step):
         here = slice(start, start + step)
-        absent = topk[here] < 0
-        positions = torch.where(absent, topk[here, :1], topk[here])  # a row that is read anyway stands in for no key
+        positions, hidden = topk[here], None
+        if not full:
+            absent = positions < 0
+            positions = torch.where(absent, topk[here, :1], positions)  # a row that is read anyway stands in for no key
+            hidden = absent[:, None]
         rows = cache.read(batch.rows(request[here], positions)).float()
-        parts.append(attend(queries[here, None], rows, absent[:, None], latent))
+        parts.append(attend(queries[here, None], rows, hidden, latent))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

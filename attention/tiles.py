@@ -122,6 +122,11 @@ class TileGroup:
     spans: Spans
     _plans: dict[tuple[int, int], tuple[Chunk, ...]] = field(default_factory=dict)
 
+    @property
+    def fewest_keys(self) -> int:
+        """Keys that the query with the shortest past sees at least (exact for single-token requests)."""
+        return int((self.contexts - self.real + 1).min())
+
     def pick(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of ``x`` [T, ...] that belong to the group: [n_tokens, ...]."""
         return x if self.whole else x.index_select(0, self.members)

@@ -22,6 +22,7 @@ from .chat import render_chat
 from .config import EngineConfig
 from .follower import follow
 from .front import Front, Prompt, StreamChunk
+from .host_memory import keep_freed_memory
 from .leader import Leader
 from .memory import check_config, free_bytes, pool_pages
 from .messages import Command, Fail
@@ -68,6 +69,8 @@ class Engine:
             ranks_per_node=config.ranks_per_node,
         )
         device = resolve_device(config.device)
+        if device.type == "cpu":
+            keep_freed_memory()
         self.folder: Path = resolve_model(config.model, config.revision)
         self.model_config: ModelConfig = parse_model_config(self.folder)
         self.max_model_len = self._max_model_len()

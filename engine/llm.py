@@ -111,6 +111,11 @@ class LLM:
         """End one request of a running stream, or all; call it on rank 0 between chunks. Unknown ids are ignored."""
         self.engine.abort(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; call it on every rank, between calls."""
+        if self.engine.leader is not None:
+            self.engine.leader.scheduler.flush_prefix_cache()
+
     def stats(self) -> dict[str, Any]:
         """Counters of every rank; a collective call, rank 0 gets them, the others {}."""
         return self.engine.stats()

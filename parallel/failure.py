@@ -48,6 +48,4 @@ def collective_error(
         who = "no rank of the group is known to be missing"
     head = f"rank {progress.rank}: {op} in group {group} (ranks {list(ranks)}, call {progress.calls.get(group, 0)}, step {progress.step})"
     message = f"{head} failed after {waited:.1f} s (deadline {deadline_s:g} s): {who}. Cause: {cause}"
-    return CollectiveError(
-        message, op=op, group=group, rank=progress.rank, step=progress.step, deadline_s=deadline_s, missing=missing
-    )
+    return CollectiveError(message, op=op, group=group, rank=progress.rank, step=progress.step, deadline_s=deadline_s, missing=missing)

@@ -15,9 +15,7 @@ from .progress import Progress
 from .store import Rendezvous
 
 
-def join(
-    meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress
-) -> dict[str, Group]:
+def join(meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress) -> dict[str, Group]:
     """Connect all ranks; CollectiveError naming those that did not come."""
     ranks = range(spec.world)
     progress.resume("world", "create", ranks)

@@ -50,9 +50,7 @@ class LoadReport:
         return line
 
 
-def load_weights(
-    targets: Targets, folder: Path, *, model: ModelConfig, known: Callable[[str], bool], progress: bool = False
-) -> LoadReport:
+def load_weights(targets: Targets, folder: Path, *, model: ModelConfig, known: Callable[[str], bool], progress: bool = False) -> LoadReport:
     """Fill every target from the safetensors in ``folder``.
 
     FP8 tensors are dequantised exactly (value x scale in float32, then cast to the destination's dtype); other dtypes
@@ -184,9 +182,7 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[int], object]]:
         yield bar.update
 
 
-def _others(
-    targets: Targets, checkpoint: Checkpoint, model: ModelConfig, known: Callable[[str], bool]
-) -> tuple[int, tuple[str, ...]]:
+def _others(targets: Targets, checkpoint: Checkpoint, model: ModelConfig, known: Callable[[str], bool]) -> tuple[int, tuple[str, ...]]:
     """Tensors that were not read: how many belong to MTP layers, and the names that nothing accounts for."""
     mtp, unexpected = 0, []
     for name in checkpoint.tensors:

@@ -116,9 +116,7 @@ def _indexer(config: ModelConfig, layer: int) -> Iterator[TensorShape]:
     prefix = f"model.layers.{layer}.self_attn.indexer"
     yield TensorShape(name=f"{prefix}.wq_b.weight", shape=(i.n_heads * i.head_dim, a.q_lora_rank), part="indexer", layer=layer)
     yield TensorShape(name=f"{prefix}.wk.weight", shape=(i.head_dim, a.hidden), part="indexer", layer=layer)
-    yield TensorShape(
-        name=f"{prefix}.weights_proj.weight", shape=(i.n_heads, a.hidden), part="indexer", layer=layer, fp32_in_memory=True
-    )
+    yield TensorShape(name=f"{prefix}.weights_proj.weight", shape=(i.n_heads, a.hidden), part="indexer", layer=layer, fp32_in_memory=True)
     for name in ("weight", "bias"):
         yield TensorShape(
             name=f"{prefix}.k_norm.{name}", shape=(i.head_dim,), part="indexer", layer=layer, keep_fp32=True, fp32_in_memory=True

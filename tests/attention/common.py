@@ -13,9 +13,7 @@ from rorqual.attention.kv.cache import KVCache
 from rorqual.attention.mla import MLA
 
 CPU = torch.device("cpu")
-DENSE = MLAConfig(
-    hidden=48, n_heads=4, q_lora_rank=24, kv_lora_rank=32, nope_dim=12, rope_dim=8, v_dim=10, rope=RopeConfig(dim=8)
-)
+DENSE = MLAConfig(hidden=48, n_heads=4, q_lora_rank=24, kv_lora_rank=32, nope_dim=12, rope_dim=8, v_dim=10, rope=RopeConfig(dim=8))
 SPARSE = dataclasses.replace(DENSE, indexer=IndexerConfig(n_heads=16, head_dim=16, topk=8))
 
 

@@ -27,6 +27,9 @@ class FakeLLM:
     def render_chats(self, talks):
         return [[7] * len(talk) for talk in talks]
 
+    def reset_prefix_cache(self):
+        self.resets = getattr(self, "resets", 0) + 1
+
     def generate(self, prompts, params, *, use_tqdm=True):
         self.calls.append((prompts, params))
         return [c.output for c in self.generate_stream(prompts, params) if c.output is not None]

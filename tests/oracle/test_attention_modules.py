@@ -16,13 +16,27 @@ pytest.importorskip("transformers")
 
 LENGTHS = [1, 5, 33, 70]
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 48,
-    "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20, "num_hidden_layers": 4, "max_position_embeddings": 256,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 256,
 }
 INDEX = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 12}
 YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1,
-    "mscale": 0.7, "mscale_all_dim": 1.0,
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
 }
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -38,10 +52,15 @@ def hf_config(family: str, rope: dict, **extra):
 
 
 def our_config(family: str, rope: dict, hf) -> MLAConfig:
-    yarn = {} if rope["rope_type"] == "default" else {
-        "factor": rope["factor"], "original_max_position": rope["original_max_position_embeddings"],
-        **{k: rope[k] for k in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate") if k in rope},
-    }
+    yarn = (
+        {}
+        if rope["rope_type"] == "default"
+        else {
+            "factor": rope["factor"],
+            "original_max_position": rope["original_max_position_embeddings"],
+            **{k: rope[k] for k in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate") if k in rope},
+        }
+    )
     indexer = None
     if family in ("v32", "glm"):
         types = tuple(getattr(hf, "indexer_types", None) or ()) if family == "glm" else ()
@@ -49,9 +68,16 @@ def our_config(family: str, rope: dict, hf) -> MLAConfig:
             n_heads=hf.index_n_heads, head_dim=hf.index_head_dim, topk=hf.index_topk, rope_interleaved=family == "glm", layer_types=types
         )
     return MLAConfig(
-        hidden=hf.hidden_size, n_heads=hf.num_attention_heads, q_lora_rank=hf.q_lora_rank, kv_lora_rank=hf.kv_lora_rank,
-        nope_dim=hf.qk_nope_head_dim, rope_dim=hf.qk_rope_head_dim, v_dim=hf.v_head_dim, bias=bool(hf.attention_bias),
-        rope=RopeConfig(dim=hf.qk_rope_head_dim, theta=rope["rope_theta"], **yarn), indexer=indexer,
+        hidden=hf.hidden_size,
+        n_heads=hf.num_attention_heads,
+        q_lora_rank=hf.q_lora_rank,
+        kv_lora_rank=hf.kv_lora_rank,
+        nope_dim=hf.qk_nope_head_dim,
+        rope_dim=hf.qk_rope_head_dim,
+        v_dim=hf.v_head_dim,
+        bias=bool(hf.attention_bias),
+        rope=RopeConfig(dim=hf.qk_rope_head_dim, theta=rope["rope_theta"], **yarn),
+        indexer=indexer,
     )
 
 
@@ -60,7 +86,9 @@ def pair(family: str, rope: dict, layer: int = 0, seed: int = 0, **extra):
     import importlib
 
     name, folder = {
-        "v2": ("DeepseekV2", "deepseek_v2"), "v3": ("DeepseekV3", "deepseek_v3"), "v32": ("DeepseekV32", "deepseek_v32"),
+        "v2": ("DeepseekV2", "deepseek_v2"),
+        "v3": ("DeepseekV3", "deepseek_v3"),
+        "v32": ("DeepseekV32", "deepseek_v32"),
         "glm": ("GlmMoeDsa", "glm_moe_dsa"),
     }[family]
     code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
@@ -86,9 +114,16 @@ def their_output(theirs, rotary, x: torch.Tensor, **extra):
 
 
 FAMILIES = [
-    ("v2", PLAIN, {}), ("v2", YARN, {}), ("v2", PLAIN, {"q_lora_rank": None}), ("v3", PLAIN, {}), ("v3", YARN, {}),
-    ("v3", PLAIN, {"attention_bias": True}), ("v3", {**YARN, "truncate": False, "attention_factor": 0.9}, {}),
-    ("v3", {key: YARN[key] for key in YARN if "mscale" not in key}, {}), ("v32", PLAIN, {}), ("v32", YARN, {}),
+    ("v2", PLAIN, {}),
+    ("v2", YARN, {}),
+    ("v2", PLAIN, {"q_lora_rank": None}),
+    ("v3", PLAIN, {}),
+    ("v3", YARN, {}),
+    ("v3", PLAIN, {"attention_bias": True}),
+    ("v3", {**YARN, "truncate": False, "attention_factor": 0.9}, {}),
+    ("v3", {key: YARN[key] for key in YARN if "mscale" not in key}, {}),
+    ("v32", PLAIN, {}),
+    ("v32", YARN, {}),
     ("glm", PLAIN, {"indexer_types": ["full"] * 4}),
 ]
 

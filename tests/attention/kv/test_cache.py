@@ -16,7 +16,14 @@ from rorqual.attention.kv.layout import decode_latent, encode_latent, fp8_latent
 from tests.attention.common import DENSE, SPARSE
 
 V32 = MLAConfig(
-    hidden=64, n_heads=2, q_lora_rank=16, kv_lora_rank=512, nope_dim=128, rope_dim=64, v_dim=128, rope=RopeConfig(dim=64),
+    hidden=64,
+    n_heads=2,
+    q_lora_rank=16,
+    kv_lora_rank=512,
+    nope_dim=128,
+    rope_dim=64,
+    v_dim=128,
+    rope=RopeConfig(dim=64),
     indexer=IndexerConfig(n_heads=64, head_dim=128, topk=2048),
 )
 
