@@ -37,12 +37,12 @@ class InFlight:
 class Leader:
     """One DP rank's engine loop. ``tick`` is collective over the leaders of all replicas."""
 
-    def __init__(self, *, grid: Grid, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer | None, lag: int, plans: Mailbox) -> None:
+    def __init__(self, *, grid: Grid, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer | None, plans: Mailbox) -> None:
         self.grid = grid
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
-        self.lag = lag
+        self.lag = scheduler.config.lag
         self.plans = plans
         self.records: dict[str, Record] = {}
         self.events: list[Event] = []  # not yet handed to the front

@@ -109,7 +109,7 @@ class LLM:
 
     def abort(self, request_id: str | None = None) -> None:
         """End one request of a running stream, or all; call it on rank 0 between chunks. Unknown ids are ignored."""
-        self.engine.abort(request_id)
+        self.engine.driver.abort(request_id)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; call it on every rank, between calls."""

@@ -137,7 +137,7 @@ def test_a_broken_rank_ends_all_of_them(args, bad, how):
 
 def missing_shard(folder: str) -> str:
     """Only rank 1 lacks its file (as when one node's copy is incomplete)."""
-    from rorqual.engine import engine as module
+    from rorqual.engine import assembly as module
 
     if int(os.environ["RANK"]) == 1:
 

@@ -84,6 +84,12 @@ def test_recall_with_planted_selection(llm, plant, selection, right):
     assert recall(llm, 512, 12) == right
 
 
+def test_fp8_rows_keep_recall():
+    """The cache in its FP8 formats: latent rows with a scale per 128 values, index keys rotated and page-planar."""
+    with LLM("tiny", dtype="bfloat16", kv_cache_dtype="fp8", disable_log_stats=True, max_total_tokens=16384) as engine:
+        assert recall(engine, 512, 12) >= 11
+
+
 def test_greedy_tokens_are_the_reference(llm):
     """Every token whose margin is above float noise; after a closer call the texts may part."""
     rows = REFERENCE["prompts"]

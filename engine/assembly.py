@@ -1,0 +1,132 @@
+"""From settings and a checkpoint to the parts of one rank: device, dtype, limits, weights, cache, tables, scheduler."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from ..attention.kv.cache import KVCache, kv_bytes_per_token
+from ..attention.mla import layer_has_indexer
+from ..parallel.agree import together
+from ..parallel.grid import Grid, GridSpec
+from .config import EngineConfig
+from .memory import free_bytes, pool_pages
+from .model_config import ModelConfig
+from .models.build import Stage
+from .models.targets import is_known
+from .runner import Runner
+from .scheduler import Scheduler, SchedulerConfig
+from .tables import DeviceTables
+from .weights.dummy import fill_dummy
+from .weights.loader import LoadReport, load_weights
+
+
+def resolve_device(name: str) -> torch.device:
+    """'auto', 'cpu' or 'cuda' as this rank's device.
+
+    Raises:
+        ValueError: CUDA was asked for and is not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu, or install a CUDA build of torch")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def resolve_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """The compute dtype: what was asked for, else the checkpoint's."""
+    dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
+    return dtype
+
+
+def resolve_max_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Longest prompt plus output, in tokens.
+
+    Raises:
+        ValueError: more than the model has positions.
+    """
+    limit, asked = model.max_position, config.max_model_len
+    if asked is not None and asked > limit:
+        raise ValueError(f"max_model_len {asked} is more than the model's {limit} positions; use at most {limit}")
+    return asked or limit
+
+
+def grid_spec(config: EngineConfig) -> GridSpec:
+    """The degrees of parallelism asked for."""
+    return GridSpec(
+        pp=config.pipeline_parallel_size,
+        dp=config.data_parallel_size,
+        tp=config.tensor_parallel_size,
+        ranks_per_node=config.ranks_per_node,
+    )
+
+
+def fill_weights(stage: Stage, folder: Path, config: EngineConfig, model: ModelConfig, *, progress: bool) -> LoadReport | None:
+    """Read this rank's weights, or make them up (then there is no report)."""
+    if config.load_format == "dummy":
+        fill_dummy(stage.targets, config.seed)
+        return None
+    return load_weights(stage.targets, folder, model=model, known=lambda name: is_known(name, model), progress=progress)
+
+
+def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
+    """Format of the cached rows; float16 computes on bfloat16 rows, which have its width and more range."""
+    name = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else str(dtype).removeprefix("torch.")
+    return "bfloat16" if name == "float16" else name
+
+
+def make_cache(grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int) -> KVCache:
+    """The paged cache of this rank's layers, with as many pages as the smallest pool of the world has. Collective.
+
+    Raises:
+        ValueError: on every rank, when no page fits on one of them.
+    """
+    mla, rows = model.attention, kv_dtype(config, dtype)
+    has_indexer = [layer_has_indexer(mla, layer) for layer in stage.layers]
+    per_token = kv_bytes_per_token(mla, has_indexer, rows)
+    available = free_bytes(grid.device, config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    pages = together(grid, lambda: pool_pages(config, max_model_len=max_len, bytes_per_token=per_token, available=available))
+    pages = int(grid.world.gather_ints([pages]).min())
+    return KVCache(mla, has_indexer, pages, config.page_size, rows, dtype, grid.device)
+
+
+def make_runner(
+    grid: Grid, stage: Stage, cache: KVCache, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int, *, debug: bool
+) -> Runner:
+    """The runner and its device tables; in debug mode the empty cache is poisoned."""
+    tables = DeviceTables(
+        max_num_seqs=config.max_num_seqs, max_len=max_len, page_size=config.page_size, dummy_page=cache.dummy_page, device=grid.device
+    )
+    if debug:
+        cache.poison(range(cache.n_pages))
+    return Runner(
+        grid=grid,
+        stage=stage,
+        cache=cache,
+        tables=tables,
+        page_size=config.page_size,
+        hidden=model.hidden,
+        dtype=dtype,
+        debug=debug,
+    )
+
+
+def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, max_len: int) -> Scheduler:
+    """The scheduler of one replica."""
+    return Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            page_size=config.page_size,
+            n_pages=n_pages,
+            max_model_len=max_len,
+            pp=config.pipeline_parallel_size,
+            overlap=not config.disable_overlap_schedule,
+            prefix_caching=config.enable_prefix_caching,
+            eos_token_ids=model.eos_token_ids,
+            seed=config.seed,
+        )
+    )
