@@ -124,4 +124,4 @@ def test_warm_prefix_cache_keeps_tokens():
             outputs = llm.generate(ragged_prompts(), params, use_tqdm=False)
             assert [o.outputs[0].token_ids for o in outputs] == reference()
             cached = sum(o.metrics.cached_tokens for o in outputs)
-            assert cached > 0 if attempt == 0 else cached > 2500
+            assert attempt == 0 or cached > 2500, cached
