@@ -210,8 +210,11 @@ class Runner:
         if pending.step not in self._ready:  # nothing was sampled
             return StepResult(step=pending.step, tokens=[], table=None)
         tokens, table = self._ready.pop(pending.step)
-        values: list[int] = tokens.wait().tolist()
-        return StepResult(step=pending.step, tokens=values, table=None if table is None else table.wait().numpy())
+        world = self.grid.world
+        with self.grid.progress.waiting(world.name, "result of the device", world.ranks):  # the watchdog's deadline covers it
+            values: list[int] = tokens.wait().tolist()
+            rows = None if table is None else table.wait().numpy()
+        return StepResult(step=pending.step, tokens=values, table=rows)
 
     @torch.inference_mode()
     def drain(self) -> None:
