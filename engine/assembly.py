@@ -17,7 +17,7 @@ from .model_config import ModelConfig
 from .models.build import Stage
 from .models.targets import is_known
 from .runner import Runner
-from .scheduler import Scheduler, SchedulerConfig
+from .scheduling.scheduler import Scheduler, SchedulerConfig
 from .tables import DeviceTables
 from .weights.dummy import fill_dummy
 from .weights.loader import LoadReport, load_weights

@@ -16,19 +16,19 @@ from ..parallel.agree import together
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .assembly import fill_weights, grid_spec, make_cache, make_runner, make_scheduler, resolve_device, resolve_dtype, resolve_max_len
-from .chat import render_chat
 from .config import EngineConfig
 from .driver import Driver, protected
 from .front import Front, Prompt, StreamChunk
+from .hf_config.model_parser import parse_model_config
 from .host_memory import keep_freed_memory
 from .leader import Leader
 from .memory import check_config
 from .model_config import ModelConfig
-from .model_parser import parse_model_config
 from .models.build import Stage, build_stage
 from .runner import Runner
 from .sampling_params import SamplingParams
-from .tokenizer import Tokenizer
+from .text.chat import render_chat
+from .text.tokenizer import Tokenizer
 from .weights.hub import resolve_model
 from .weights.loader import LoadReport
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .messages import AbortRequest, AddRequest, Command
-from .noise import request_seed
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from .records import Event, LogprobRow
+from .sampling.noise import request_seed
 from .sampling_params import SamplingParams
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 #: a prompt as the API takes it
 Prompt = str | Sequence[int] | dict[str, Any]

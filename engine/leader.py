@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .codec import encode_plan
-from .detokenizer import Detokenizer
 from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, decode_commands, encode_commands
 from .plan import I32, StepPlan
 from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
 from .request import FinishReason, Request, RequestState
 from .results import HEAD_COLUMNS, StepResult, prompt_rows
 from .runner import PendingResult, Runner
-from .scheduler import Scheduler
-from .tokenizer import Tokenizer
+from .scheduling.scheduler import Scheduler
+from .text.detokenizer import Detokenizer
+from .text.tokenizer import Tokenizer
 
 
 @dataclass(kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .detokenizer import Detokenizer
 from .request import Request, RequestState
 from .results import HEAD_COLUMNS
+from .text.detokenizer import Detokenizer
 
 #: [token id, logprob, rank] of the position itself first, then of its alternatives
 LogprobRow = list[list[float]]

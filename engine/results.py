@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .logprobs import TopLogprobs
 from .plan import StepPlan
+from .sampling.logprobs import TopLogprobs
 from .tables import DeviceTables
 
 #: leading columns of a logprob row: token, its logprob, its rank; then K ids, then K logprobs

@@ -13,11 +13,11 @@ from ..attention.batch import AttentionBatch
 from ..attention.kv.cache import KVCache
 from ..parallel.grid import Grid
 from ..parallel.pipeline import Pipe
-from .logprobs import gather_logprobs
 from .models.build import Stage
 from .plan import StepPlan
 from .results import HostCopy, StepResult, Wanted, pack_logprobs, prompt_rows, wanted
-from .sampler import sample
+from .sampling.logprobs import gather_logprobs
+from .sampling.sampler import sample
 from .tables import DeviceTables
 
 #: rows of the vocabulary scored at once when a prompt's log-probabilities are wanted

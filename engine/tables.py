@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from .plan import INT_COLUMNS, StepPlan
-from .sampler_table import SamplerTable
+from .sampling.sampler_table import SamplerTable
 
 _COLUMN = {name: i for i, name in enumerate(INT_COLUMNS)}
 

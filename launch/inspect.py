@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..attention.kv.layout import index_row_bytes, kv_bytes_per_token, latent_row_bytes
+from ..engine.hf_config.model_parser import parse_model_config
 from ..engine.model_config import ModelConfig
-from ..engine.model_parser import parse_model_config
 from ..engine.models.shards import stage_layers
 from ..engine.weights.convert import is_quantised
 from ..engine.weights.fp8 import BLOCK, scale_shape

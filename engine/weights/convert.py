@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..model_parser import parse_model_config, read_json
+from ..hf_config.model_parser import parse_model_config, read_json
 from .fp8 import BLOCK, SCALE_SUFFIX, ScaleFormat, quantise_block_fp8
 from .reader import INDEX_NAME, Checkpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..model_parser import read_json
+from ..hf_config.model_parser import read_json
 from .header import TensorInfo, read_header
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rorqual import LLM
-from rorqual.engine.tokenizer import Tokenizer
+from rorqual.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import NAMES, TINY, checkpoint, hf_logits, hf_model, stable_indexer
 from tests.engine.parity import greedy_tokens, ragged_prompts
 

@@ -17,7 +17,7 @@ import numpy as np
 from rorqual.engine.plan import StepPlan
 from rorqual.engine.request import FinishReason, Request, RequestState
 from rorqual.engine.sampling_params import SamplingParams
-from rorqual.engine.scheduler import Scheduler, SchedulerConfig
+from rorqual.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 
 POISON = -1
 VOCAB = 13

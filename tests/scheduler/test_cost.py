@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from rorqual.engine.scheduler import Scheduler
+from rorqual.engine.scheduling.scheduler import Scheduler
 from tests.scheduler.harness import make_config, make_request
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from rorqual.engine.page_allocator import PageAllocator
-from rorqual.engine.slots import SlotPool
+from rorqual.engine.scheduling.page_allocator import PageAllocator
+from rorqual.engine.scheduling.slots import SlotPool
 
 
 def test_pages_come_back_last_in_first_out():

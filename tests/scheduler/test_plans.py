@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from rorqual.engine.noise import request_seed
 from rorqual.engine.plan import INT_COLUMNS
 from rorqual.engine.request import RequestState
-from rorqual.engine.scheduler import Scheduler
+from rorqual.engine.sampling.noise import request_seed
+from rorqual.engine.scheduling.scheduler import Scheduler
 from tests.scheduler.harness import EOS, Loop, expect_lone, make_config, make_request
 
 SLOT, LENGTH, PROMPT, TOP_K, SEED, LOGPROBS, PROMPT_LOGPROBS = range(len(INT_COLUMNS))

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rorqual.engine.prefix_cache import PrefixCache
+from rorqual.engine.scheduling.prefix_cache import PrefixCache
 
 
 def ids(*tokens):

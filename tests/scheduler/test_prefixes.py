@@ -1,7 +1,7 @@
 """The prefix tree in the scheduler: what is inserted when, and what a newcomer may take."""
 
 from rorqual.engine.request import FinishReason
-from rorqual.engine.scheduler import Scheduler
+from rorqual.engine.scheduling.scheduler import Scheduler
 from tests.scheduler.harness import EOS, Loop, expect_lone, make_config, make_request
 
 PROMPT = list(range(1, 13))

@@ -3,7 +3,7 @@
 import pytest
 
 from rorqual.engine.request import RequestState
-from rorqual.engine.scheduler import Scheduler
+from rorqual.engine.scheduling.scheduler import Scheduler
 from tests.scheduler.harness import Loop, expect_lone, make_config, make_request
 
 

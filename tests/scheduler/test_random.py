@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rorqual.engine.request import FinishReason, Request
-from rorqual.engine.scheduler import SchedulerConfig
+from rorqual.engine.scheduling.scheduler import SchedulerConfig
 from tests.scheduler.harness import Loop, lone_run, make_config, make_request
 
 

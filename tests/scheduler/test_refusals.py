@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rorqual.engine.scheduler import Scheduler, SchedulerConfig
+from rorqual.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.scheduler.harness import make_config, make_request
 
 

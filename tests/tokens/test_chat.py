@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rorqual.engine.chat import load_chat_format, render_chat
-from rorqual.engine.tokenizer import Tokenizer
+from rorqual.engine.text.chat import load_chat_format, render_chat
+from rorqual.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import TINY
 
 TOOL = {"type": "function", "function": {"name": "find", "description": "Findé", "parameters": {"type": "object", "properties": {}}}}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from rorqual.engine.detokenizer import Detokenizer, first_stop
 from rorqual.engine.sampling_params import SamplingParams
-from rorqual.engine.tokenizer import Tokenizer
+from rorqual.engine.text.detokenizer import Detokenizer, first_stop
+from rorqual.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import TINY
 
 TOKENIZER = Tokenizer.load(TINY)

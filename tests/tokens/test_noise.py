@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rorqual.engine.noise import derive_seed, mix, request_seed, uniform
+from rorqual.engine.sampling.noise import derive_seed, mix, request_seed, uniform
 
 # first outputs of SplitMix64 with state 1234567, as published with the generator
 SPLITMIX_1234567 = (6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821)

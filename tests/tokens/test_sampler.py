@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from rorqual.engine.logprobs import gather_logprobs
-from rorqual.engine.noise import uniform
-from rorqual.engine.sampler import SampleResult, draw, sample
-from rorqual.engine.sampler_table import SamplerTable, ban_rows, param_floats, param_ints
+from rorqual.engine.sampling.logprobs import gather_logprobs
+from rorqual.engine.sampling.noise import uniform
+from rorqual.engine.sampling.sampler import SampleResult, draw, sample
+from rorqual.engine.sampling.sampler_table import SamplerTable, ban_rows, param_floats, param_ints
 from rorqual.engine.sampling_params import SamplingParams
 
 V = 97
@@ -327,7 +327,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     bench = Bench(params, [[1]] * 8, [1] * 8)
     logits = torch.randn(8, V, generator=torch.Generator().manual_seed(5)) * 3
     whole = bench.run(logits).tokens
-    monkeypatch.setattr("rorqual.engine.sampler._BLOCK_ELEMENTS", 3 * V)
+    monkeypatch.setattr("rorqual.engine.sampling.sampler._BLOCK_ELEMENTS", 3 * V)
     assert torch.equal(bench.run(logits).tokens, whole)
 
 
@@ -340,7 +340,7 @@ def test_ordering_the_likeliest_first_changes_nothing(monkeypatch: pytest.Monkey
     for rounded in (logits, (logits * 4).round() / 4):
         found = []
         for prefix in (1 << 20, 8, 64, 199):  # the first orders everything at once
-            monkeypatch.setattr("rorqual.engine.sampler._PREFIX", prefix)
+            monkeypatch.setattr("rorqual.engine.sampling.sampler._PREFIX", prefix)
             found.append(bench.run(rounded).tokens.tolist())
         assert found[0] == found[1] == found[2] == found[3]
         noise = uniform(bench.table.seed[bench.slots], bench.lengths).tolist()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rorqual.engine.noise import uniform
-from rorqual.engine.sampler import sample
-from rorqual.engine.sampler_table import SamplerTable, param_floats, param_ints
+from rorqual.engine.sampling.noise import uniform
+from rorqual.engine.sampling.sampler import sample
+from rorqual.engine.sampling.sampler_table import SamplerTable, param_floats, param_ints
 from rorqual.engine.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rorqual.engine.tokenizer import Tokenizer
+from rorqual.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import TINY
 
 REFERENCE = json.loads((TINY / "eval" / "reference.json").read_text())["prompts"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from rorqual.engine.model_parser import parse_model_config
+from rorqual.engine.hf_config.model_parser import parse_model_config
 from rorqual.engine.weights import fp8
 from rorqual.engine.weights.convert import convert_fp8, is_quantised
 from rorqual.engine.weights.fp8 import decode_scale, dequantise_into, quantise_block_fp8, scale_shape

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rorqual.engine.config import EngineConfig
-from rorqual.engine.model_parser import parse_model_config
+from rorqual.engine.hf_config.model_parser import parse_model_config
 from rorqual.engine.models.build import build_stage
 from rorqual.engine.weights.convert import convert_fp8
 from rorqual.engine.weights.reader import Checkpoint

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rorqual.engine.hf_config.model_parser import parse_model_config
 from rorqual.engine.model_config import ModelConfig
-from rorqual.engine.model_parser import parse_model_config
 from rorqual.engine.weights.loader import load_weights
 from rorqual.engine.weights.reader import INDEX_NAME, Checkpoint
 from rorqual.engine.weights.target import Target

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from rorqual.attention.rope import cos_sin_factor, inverse_frequencies
-from rorqual.engine.model_parser import parse_model_config
+from rorqual.engine.hf_config.model_parser import parse_model_config
 from tests.checkpoints import NAMES, TINY, checkpoint, hf_model
 from tests.weights import published
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .plan import I32
+from ..plan import I32
 from .prefix_node import PrefixNode
 
 

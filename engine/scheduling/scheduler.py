@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..plan import StepPlan
+from ..request import FinishReason, Request, RequestState
 from .admission import validate
 from .flights import Flight, Flights
-from .plan import StepPlan
 from .pool import Pool
-from .request import FinishReason, Request, RequestState
 from .running import RunningSet
 from .scheduler_config import SchedulerConfig
 from .seat import Seat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from .request import Request, RequestState
+from ..request import Request, RequestState
 
 
 class WaitingQueue:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..moe.config import MoEConfig
+from ...moe.config import MoEConfig
+from ..model_config import ModelConfig
 from .attention_fields import parse_attention
 from .config_fields import Fields
-from .model_config import ModelConfig
 from .model_family import Family, find_family
 
 _DTYPES = ("bfloat16", "float16", "float32")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .plan import I32
+from ..plan import I32
+from ..request import Request
 from .pool import Pool, known_tokens
 from .prefix_node import PrefixNode
-from .request import Request
 from .scheduler_config import SchedulerConfig
 from .seat import Seat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from .request import Request
+from ..request import Request
 from .seat import Seat
 
 

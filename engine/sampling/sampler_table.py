@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .plan import FLOAT_COLUMNS, INT_COLUMNS
-from .sampling_params import GREEDY_TEMPERATURE, SamplingParams
+from ..plan import FLOAT_COLUMNS, INT_COLUMNS
+from ..sampling_params import GREEDY_TEMPERATURE, SamplingParams
 
 _NO_BANS = np.zeros((0, 3), dtype=np.int64)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..plan import I32
+from ..request import Request
 from .page_allocator import PageAllocator
-from .plan import I32
 from .prefix_cache import Inserted, PrefixCache
 from .prefix_node import PrefixNode
-from .request import Request
 from .scheduler_config import SchedulerConfig
 from .seat import Seat
 from .slots import SlotPool

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .noise import request_seed
-from .plan import FLOAT_COLUMNS, INT_COLUMNS, StepPlan
-from .sampler_table import ban_rows, param_floats, param_ints
+from ..plan import FLOAT_COLUMNS, INT_COLUMNS, StepPlan
+from ..sampling.noise import request_seed
+from ..sampling.sampler_table import ban_rows, param_floats, param_ints
 from .scheduler_config import SchedulerConfig
 from .seat import Seat
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .plan import I32
+from ..plan import I32
+from ..request import Request
 from .prefix_node import PrefixNode
-from .request import Request
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from .request import Request
+from ..request import Request
 from .seat import Seat
 
 _RANK = attrgetter("rank")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .sampling_params import SamplingParams
+from ..sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 #: tokens that a character may be spread over: a UTF-8 character has at most four bytes

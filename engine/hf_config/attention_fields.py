@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from ..attention.config import IndexerConfig, MLAConfig, RopeConfig
+from ...attention.config import IndexerConfig, MLAConfig, RopeConfig
 from .config_fields import Fields
 from .model_family import Family
 

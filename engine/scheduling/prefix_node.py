@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .plan import I32
+from ..plan import I32
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..request import RequestState
 from .admission import Admission
 from .plan_builder import PlanBuilder
 from .pool import Pool
-from .request import RequestState
 from .running import RunningSet
 from .scheduler_config import SchedulerConfig
 from .seat import Seat

@@ -1,0 +1,1 @@
+"""Hugging Face config.json reduced to the engine's shapes and switches."""

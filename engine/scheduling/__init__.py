@@ -1,0 +1,1 @@
+"""Which requests run in a step: admission, pages, the prefix tree, preemption."""

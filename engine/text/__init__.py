@@ -1,0 +1,1 @@
+"""Tokens and text: tokenizer, streamed decoding, chat formats."""
