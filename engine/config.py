@@ -88,4 +88,4 @@ class EngineConfig:
     enable_expert_load: bool = option(True, "Count the tokens routed to each expert, per layer.", group="scheduler")
 
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", "--random-seed", group="scheduler")
-    disable_log_stats: bool = option(False, "Do not log throughput lines.", group="scheduler")
+    disable_log_stats: bool = option(False, "Do not log the layout, what was loaded, and the size of the KV pool.", group="scheduler")

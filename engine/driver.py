@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from ..parallel.watchdog import guard
+from .call import Params, Prompt
 from .follower import follow
-from .front import Front, Prompt, StreamChunk
+from .front import Front, StreamChunk
 from .leader import Leader
 from .messages import Command, Fail
 from .records import Event
 from .runner import Runner
-from .sampling_params import SamplingParams
 
 
 @contextmanager
@@ -48,7 +48,7 @@ class Driver:
         self.debug = debug
         self._commands: list[Command] = []  # news of the front, for the next tick
 
-    def run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]) -> Iterator[StreamChunk]:
+    def run(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> Iterator[StreamChunk]:
         """Run one call to its end. Rank 0 yields what is new; the other ranks work and yield nothing.
 
         Raises:
@@ -60,11 +60,11 @@ class Driver:
             elif self.front is None:
                 self._lead_others()
             else:
-                yield from self._lead_front(prompts, params, priorities)
+                yield from self._lead_front(prompts, params, priority)
 
-    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]) -> list[Command]:
+    def _submit(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> list[Command]:
         assert self.front is not None and self.leader is not None
-        adds = self.front.submit(prompts, params, priorities)
+        adds = self.front.submit(prompts, params, priority)
         try:
             for add in adds:
                 self.leader.scheduler.validate(add.request())
@@ -73,11 +73,11 @@ class Driver:
             raise
         return list(adds)
 
-    def _lead_front(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]) -> Iterator[StreamChunk]:
+    def _lead_front(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> Iterator[StreamChunk]:
         front, leader = self.front, self.leader
         assert front is not None and leader is not None
         try:
-            self._commands = self._submit(prompts, params, priorities)
+            self._commands = self._submit(prompts, params, priority)
         except ValueError as error:
             self._refuse(str(error))
             raise

@@ -16,9 +16,10 @@ from ..parallel.agree import together
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .assembly import fill_weights, grid_spec, make_cache, make_runner, make_scheduler, resolve_device, resolve_dtype, resolve_max_len
+from .call import Params, Prompt
 from .config import EngineConfig
 from .driver import Driver, protected
-from .front import Front, Prompt, StreamChunk
+from .front import Front, StreamChunk
 from .hf_config.model_parser import parse_model_config
 from .host_memory import keep_freed_memory
 from .leader import Leader
@@ -26,7 +27,6 @@ from .memory import check_config
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
 from .runner import Runner
-from .sampling_params import SamplingParams
 from .text.chat import render_chat
 from .text.tokenizer import Tokenizer
 from .weights.hub import resolve_model
@@ -93,11 +93,11 @@ class Engine:
     def _tokenizer_folder(self) -> Path:
         return self.folder if self.config.tokenizer is None else resolve_model(self.config.tokenizer, self.config.revision)
 
-    def run(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]) -> Iterator[StreamChunk]:
+    def run(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> Iterator[StreamChunk]:
         """Run one call to its end (see ``Driver.run``)."""
         start = time.monotonic()
         try:
-            yield from self.driver.run(prompts, params, priorities)
+            yield from self.driver.run(prompts, params, priority)
         finally:
             self._run_seconds += time.monotonic() - start
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from .call import Params, Prompt, integers, spread_params, spread_priority
 from .messages import AbortRequest, AddRequest, Command
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from .records import Event, LogprobRow
@@ -14,8 +14,7 @@ from .sampling.noise import request_seed
 from .sampling_params import SamplingParams
 from .text.tokenizer import Tokenizer
 
-#: a prompt as the API takes it
-Prompt = str | Sequence[int] | dict[str, Any]
+__all__ = ["Front", "Prompt", "Router", "StreamChunk"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ class Front:
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Sequence):
             raise ValueError(f"a prompt is a string, a list of token ids or a dict, found {type(prompt).__name__}")
-        ids = [int(t) for t in prompt]
+        ids = integers(prompt, "the token ids of a prompt")
         if not ids:
             raise ValueError("prompt is empty; give at least one token id")
         bad = [t for t in ids if not 0 <= t < self.vocab_size]
@@ -107,20 +106,21 @@ class Front:
             raise ValueError(f"prompt has token id {bad[0]}; the vocabulary has ids 0 to {self.vocab_size - 1}")
         return None, ids
 
-    def submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]) -> list[AddRequest]:
+    def submit(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> list[AddRequest]:
         """Register one call. Nothing is registered when a prompt is refused.
 
         Raises:
-            ValueError: see ``token_ids``.
+            ValueError: see ``token_ids``, ``spread_params`` and ``spread_priority``.
         """
+        spread, priorities = spread_params(params, len(prompts)), spread_priority(priority, len(prompts))
         texts = [self.token_ids(p) for p in prompts]
-        for param in params:
+        for param in spread:
             bad = [t for t in param.stop_ids if t >= self.vocab_size]
             if bad:
                 raise ValueError(f"stop_token_ids has {bad[0]}; the vocabulary has ids 0 to {self.vocab_size - 1}")
         commands: list[AddRequest] = []
         call, self._calls = self._calls, self._calls + 1
-        for place, ((text, ids), param) in enumerate(zip(texts, params, strict=True)):
+        for place, ((text, ids), param) in enumerate(zip(texts, spread, strict=True)):
             outputs = [CompletionOutput(index=i, logprobs=None if param.logprobs is None else []) for i in range(param.n)]
             metrics = RequestMetrics(arrival=time.monotonic())
             parent = RequestOutput(request_id=f"{call}-{place}", prompt=text, prompt_token_ids=ids, outputs=outputs, metrics=metrics)

@@ -8,11 +8,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .call import Params, Prompt, list_prompts
 from .config import EngineConfig
 from .engine import Engine
-from .front import Prompt, StreamChunk
+from .front import StreamChunk
 from .outputs import RequestOutput
-from .sampling_params import SamplingParams
 
 
 class LLM:
@@ -40,7 +40,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
@@ -60,8 +60,8 @@ class LLM:
             ValueError: on every rank, when a prompt or a parameter is refused; nothing has run then.
         """
         done: dict[int, RequestOutput] = {}
-        count = len(_as_list(prompts))
-        with tqdm(total=count, desc="requests", unit="req", disable=not (use_tqdm and self.is_rank0), dynamic_ncols=True) as bar:
+        prompts = list_prompts(prompts)
+        with tqdm(total=len(prompts), desc="requests", unit="req", disable=not (use_tqdm and self.is_rank0), dynamic_ncols=True) as bar:
             for chunk in self.generate_stream(prompts, sampling_params, priority=priority):
                 if chunk.output is not None:
                     done[chunk.prompt_index] = chunk.output
@@ -71,7 +71,7 @@ class LLM:
     def generate_stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         priority: Sequence[int] | None = None,
     ) -> Iterator[StreamChunk]:
@@ -79,17 +79,12 @@ class LLM:
 
         Closing the iterator early aborts what is still running.
         """
-        listed = _as_list(prompts)
-        params = _spread(sampling_params, len(listed))
-        order = [0] * len(listed) if priority is None else list(priority)
-        if len(order) != len(listed):
-            raise ValueError(f"priority has {len(order)} entries for {len(listed)} prompts; give one per prompt")
-        yield from self.engine.run(listed, params, order)
+        yield from self.engine.run(list_prompts(prompts), sampling_params, priority)
 
     def chat(
         self,
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         **template_args: Any,
@@ -129,28 +124,3 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list; a bare list of ints is one prompt."""
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(p, int) for p in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
-
-
-def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """One SamplingParams per prompt.
-
-    Raises:
-        ValueError: a list of another length.
-    """
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts; give one for all, or one per prompt")
-    return list(params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 
+def show_log() -> None:
+    """Print what the engine logs (layout, load report, KV pool) to stderr, so that stdout holds results only."""
+    logger = logging.getLogger("rorqual")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
+
+
 @contextmanager
 def open_llm(model: str, settings: dict[str, Any]) -> Iterator[LLM]:
     """An ``LLM``, closed when the block ends well.
@@ -22,6 +31,7 @@ def open_llm(model: str, settings: dict[str, Any]) -> Iterator[LLM]:
     """
     from ..engine.llm import LLM
 
+    show_log()
     llm = LLM(model, **settings)
     try:
         yield llm

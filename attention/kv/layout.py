@@ -79,14 +79,18 @@ def quantise(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     padded = torch.nn.functional.pad(values.float(), (0, groups * group - width)).view(tokens, groups, group)
     scales = padded.abs().amax(-1).clamp_min(1e-12) / E4M3_MAX
     scaled = (padded / scales[:, :, None]).clamp(-E4M3_MAX, E4M3_MAX)
-    return scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(tokens, -1)[:, :width], scales
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(tokens, groups * group)[:, :width], scales
 
 
 def encode_latent(values: torch.Tensor, latent: int) -> torch.Tensor:
     """FP8 rows, uint8 [T, bytes], of ``values`` [T, latent + rope]: e4m3 latent, fp32 scales, bf16 RoPE key."""
     codes, scales = quantise(values[:, :latent], _GROUP)
-    rope = values[:, latent:].to(torch.bfloat16).contiguous()
-    return torch.cat((codes, scales.view(torch.uint8), rope.view(torch.uint8)), 1)
+    return torch.cat((codes, _as_bytes(scales), _as_bytes(values[:, latent:].to(torch.bfloat16))), 1)
+
+
+def _as_bytes(values: torch.Tensor) -> torch.Tensor:
+    """Bytes of each row of ``values`` [T, W], uint8 [T, W * size]. Flat in between: an empty tensor may have any strides."""
+    return values.reshape(-1).view(torch.uint8).view(len(values), values.shape[1] * values.element_size())
 
 
 def decode_latent(rows: torch.Tensor, latent: int) -> torch.Tensor:

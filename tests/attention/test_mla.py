@@ -141,9 +141,10 @@ def test_nan_stays_with_its_request_and_after_its_token(config, expanding, monke
     assert got[4][15:].isnan().all() and got[2][7].isnan().all()
 
 
-def test_no_tokens():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+def test_no_tokens(dtype):
     for config in (DENSE, SPARSE):
-        paged, mla = Paged(config, [3, 30]), make_mla(config)
+        paged, mla = Paged(config, [3, 30], dtype=dtype), make_mla(config)
         for rows, counts in (([], []), ([0, 1], [0, 0])):
             batch = paged.batch(rows, counts)
             out, topk = mla(torch.empty(0, config.hidden), batch, paged.cache.layers[0], None)

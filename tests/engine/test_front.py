@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from rorqual.engine.call import list_prompts
 from rorqual.engine.config import EngineConfig
 from rorqual.engine.front import Front, Router
 from rorqual.engine.memory import check_config, pool_pages
@@ -34,6 +36,10 @@ def test_router_spreads_equal_requests_evenly_and_weighs_tokens():
         ("text", "need a tokenizer"),
         ({"text": "x"}, r"needs 'prompt' or 'prompt_token_ids', found \['text'\]"),
         (5, "found int"),
+        (None, "found NoneType"),
+        ([1, None], "the token ids of a prompt must be integers, found None"),
+        ([1, 2.7], "must be integers, found 2.7"),
+        ([1, "2"], "must be integers, found '2'"),
     ],
 )
 def test_bad_prompts_are_refused_and_leave_nothing(prompt, message):
@@ -41,6 +47,27 @@ def test_bad_prompts_are_refused_and_leave_nothing(prompt, message):
     with pytest.raises(ValueError, match=message):
         f.submit([[1], prompt], [SamplingParams()] * 2, [0, 0])
     assert not f.open and f.router.tokens == [0]
+
+
+@pytest.mark.parametrize(
+    ("params", "priority", "message"),
+    [
+        ([SamplingParams()], None, "sampling_params has 1 entries for 2 prompts"),
+        ([SamplingParams(), None], None, "sampling_params must be SamplingParams or a list of them, found NoneType"),
+        ({"temperature": 0.0}, None, "found dict"),
+        (None, [1], "priority has 1 entries for 2 prompts"),
+        (None, [1, "a"], "priority must be integers, found 'a'"),
+    ],
+)
+def test_bad_params_and_priorities_are_refused_and_leave_nothing(params, priority, message):
+    f = front()
+    with pytest.raises(ValueError, match=message):
+        f.submit([[1], [2]], params, priority)
+    assert not f.open and f.router.tokens == [0]
+
+
+def test_token_ids_of_numpy_are_taken():
+    assert front().submit(list_prompts(np.array([1, 2])), None, None)[0].prompt_ids == [1, 2]
 
 
 def test_stop_token_outside_the_vocabulary_is_refused():
