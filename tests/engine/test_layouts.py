@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from tests.checkpoints import checkpoint
-from tests.engine.parity import greedy_tokens, rank_tokens
+from tests.engine.parity import greedy_tokens, ragged_prompts, rank_tokens
 from tests.ranks import run_ranks
 
 TP, DP, PP, EP = "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size", "expert_parallel_size"
@@ -58,6 +58,14 @@ def test_layout_keeps_tokens(args):
 def test_all_axes_keep_tokens_of_other_families(name):
     args = {PP: 2, DP: 2, TP: 2}
     assert run_ranks(rank_tokens, 8, str(checkpoint(name)), args, timeout=240.0)[0] == reference(name)
+
+
+def test_made_up_weights_are_the_same_on_every_layout():
+    """--load-format dummy needs the configuration only; a stage here begins with a layer that shares its selection."""
+    args, prompts = {"load_format": "dummy", "max_num_seqs": 16}, ragged_prompts(12)
+    alone = greedy_tokens(checkpoint("glm_dsa"), prompts=prompts, n=12, **args)
+    for layout in ({PP: 4}, {TP: 2, EP: 1}):
+        assert run_ranks(rank_tokens, world(layout), str(checkpoint("glm_dsa")), {**args, **layout}, prompts, 12, timeout=120.0)[0] == alone
 
 
 SETTINGS = [
@@ -116,7 +124,6 @@ def test_every_request_is_preempted_and_keeps_its_tokens(overlap, monkeypatch):
 def test_warm_prefix_cache_keeps_tokens():
     """The second call finds the first one's pages."""
     from rorqual import LLM, SamplingParams
-    from tests.engine.parity import ragged_prompts
 
     with LLM(str(checkpoint("v32")), skip_tokenizer_init=True, dtype="float32", page_size=4, disable_log_stats=True) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
