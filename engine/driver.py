@@ -12,20 +12,20 @@ from .call import Params, Prompt
 from .follower import follow
 from .front import Front, StreamChunk
 from .leader import Leader
-from .messages import Command, Fail
+from .messages import Command, Fail, Refusal
 from .records import Event
 from .runner import Runner
 
 
 @contextmanager
-def protected(grid: Grid, *, close: bool = False) -> Iterator[None]:
-    """An error inside ends all ranks at once, unless every rank has it (ValueError) or the caller stopped early.
+def protected(grid: Grid, *, shared: type[ValueError] = ValueError, close: bool = False) -> Iterator[None]:
+    """An error inside ends all ranks at once, unless it is one that every rank has (``shared``) or the caller stopped early.
 
-    ``close`` gives the process groups back on a ValueError, for errors after which there is no engine.
+    ``close`` gives the process groups back on a shared error, for errors after which there is no engine.
     """
     try:
         yield
-    except ValueError:
+    except shared:
         if close:
             grid.close()
         raise
@@ -52,9 +52,9 @@ class Driver:
         """Run one call to its end. Rank 0 yields what is new; the other ranks work and yield nothing.
 
         Raises:
-            ValueError: on every rank, when rank 0's prompts are refused.
+            Refusal: on every rank, when rank 0's prompts are refused.
         """
-        with protected(self.grid):
+        with protected(self.grid, shared=Refusal):
             if self.leader is None:
                 follow(self.plans, self.runner)
             elif self.front is None:
@@ -80,7 +80,7 @@ class Driver:
             self._commands = self._submit(prompts, params, priority)
         except ValueError as error:
             self._refuse(str(error))
-            raise
+            raise Refusal(str(error)) from None
         done = False
         try:
             while not done:
@@ -90,8 +90,7 @@ class Driver:
             self._commands.extend(front.aborts())
             while not done:
                 events, done = self._tick()
-                for _ in front.chunks(events):
-                    pass
+                front.chunks(events)
             self._end()
             raise
         self._end()
@@ -107,7 +106,7 @@ class Driver:
         try:
             while not done:
                 _, done = self.leader.tick([], more=False)
-        except ValueError as error:
+        except Refusal as error:
             self.leader.stop_followers(str(error))
             raise
         self._end()
@@ -118,7 +117,7 @@ class Driver:
         if self.grid.spec.dp > 1:
             try:
                 self.leader.tick([Fail(message=message)], more=True)
-            except ValueError:
+            except Refusal:
                 pass
         self.leader.stop_followers(message)
 

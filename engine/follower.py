@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..parallel.mailbox import Mailbox
 from .codec import decode_plan
-from .messages import END, FAIL
+from .messages import END, FAIL, Refusal
 from .runner import Runner
 
 
@@ -12,7 +12,7 @@ def follow(plans: Mailbox, runner: Runner) -> None:
     """Run plans until the leader ends the loop.
 
     Raises:
-        ValueError: the front refused the call; the message is the same on every rank.
+        Refusal: the front refused the call; the message is the same on every rank.
     """
     while True:
         message = plans.take()
@@ -21,5 +21,5 @@ def follow(plans: Mailbox, runner: Runner) -> None:
             runner.drain()
             return
         if kind == FAIL:
-            raise ValueError(body.decode())
+            raise Refusal(body.decode())
         runner.execute(decode_plan(body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .call import Params, Prompt, integers, spread_params, spread_priority
@@ -155,13 +155,13 @@ class Front:
 
     # ---- out
 
-    def chunks(self, events: Sequence[Event]) -> Iterator[StreamChunk]:
-        """Fold events into the outputs and tell what is new."""
-        for event in events:
-            child = self._children.get(event.request_id)
-            if child is None:
-                continue
-            yield self._fold(child, event)
+    def chunks(self, events: Sequence[Event]) -> list[StreamChunk]:
+        """Fold events into the outputs and tell what is new; events of unknown requests are ignored.
+
+        All are folded before the caller sees the first, so that none is lost when it stops there.
+        """
+        children = ((self._children.get(event.request_id), event) for event in events)
+        return [self._fold(child, event) for child, event in children if child is not None]
 
     def _fold(self, child: _Child, event: Event) -> StreamChunk:
         parent, completion = child.parent, child.completion

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .codec import encode_plan
-from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, decode_commands, encode_commands
+from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, Refusal, decode_commands, encode_commands
 from .plan import I32, StepPlan
 from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
 from .request import FinishReason, Request, RequestState
@@ -60,7 +60,7 @@ class Leader:
         elif isinstance(command, AbortRequest):
             self.abort(command.request_id)
         else:
-            raise ValueError(command.message)
+            raise Refusal(command.message)
 
     def _add(self, command: AddRequest) -> None:
         request = command.request()
@@ -102,7 +102,7 @@ class Leader:
         else:
             try:
                 outbox, done = self._agree(plan, outbox, commands, more)
-            except ValueError:  # the front refused the call before anything ran
+            except Refusal:  # the front refused the call before anything ran
                 self._forget(plan)
                 raise
         if not done:

@@ -14,6 +14,10 @@ from .sampling_params import SamplingParams
 PLAN, END, FAIL = b"P", b"E", b"F"
 
 
+class Refusal(ValueError):
+    """The front refused a call; every rank raises it with the same text. Other errors are one rank's own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AddRequest:
     """A request for the replica ``dp_rank``."""
@@ -48,7 +52,7 @@ class AbortRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """The front refuses the call: every rank raises ValueError(message)."""
+    """The front refuses the call: every rank raises Refusal(message)."""
 
     op: ClassVar[str] = "fail"
     message: str

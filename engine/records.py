@@ -27,7 +27,6 @@ class Event:
     prompt_logprobs: list[LogprobRow | None] | None = None  # with the first token, when asked for
     finish_reason: str | None = None  # set by the last event of the request
     stop_reason: int | str | None = None
-    drop_tokens: int = 0  # tokens the stop string cut off the end of all token_ids so far
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -76,7 +75,8 @@ class Record:
         if request.state is RequestState.FINISHED:
             assert request.finish_reason is not None
             event.finish_reason, event.stop_reason = request.finish_reason.value, request.stop_reason
-        event.cached_tokens, event.preemptions = request.cached, request.preemptions
+        event.preemptions = request.preemptions
+        event.cached_tokens = min(request.cached, len(request.prompt_ids))  # a preempted one finds its own output cached too
         return event
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rorqual.engine.call import list_prompts
-from rorqual.engine.config import EngineConfig
+from rorqual.engine.config import EngineConfig, check_config
 from rorqual.engine.front import Front, Router
-from rorqual.engine.memory import check_config, pool_pages
+from rorqual.engine.memory import pool_pages
 from rorqual.engine.records import Event
 from rorqual.engine.sampling_params import SamplingParams
 
@@ -92,6 +92,14 @@ def test_siblings_finish_together_and_draw_their_own_noise():
     assert not f.open and f.router.tokens == [0, 0]
 
 
+def test_a_caller_that_stops_at_the_first_chunk_loses_no_event():
+    f = front()
+    adds = f.submit([[1], [2]], [SamplingParams()] * 2, [0, 0])
+    events = [Event(request_id=add.request_id, token_ids=[4], text="", finish_reason="length") for add in adds]
+    assert next(iter(f.chunks(events))).prompt_index == 0
+    assert not f.open and f.aborts() == []
+
+
 def test_events_of_unknown_requests_are_ignored():
     assert list(front().chunks([Event(request_id="gone", token_ids=[1], text="")])) == []
 
@@ -118,8 +126,19 @@ def test_pool_is_what_was_asked_for_or_what_fits():
         ({"dist_timeout": 0.0}, "dist_timeout must be above 0 seconds"),
         ({"seed": -1}, "seed must be 0 or more"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
+        ({"load_format": "made-up"}, "load_format must be one of auto, safetensors, dummy, found 'made-up'"),
+        ({"dtype": "int8"}, "dtype must be one of auto, bfloat16, float16, float32, found 'int8'"),
+        ({"moe_a2a_backend": "pigeon"}, "moe_a2a_backend must be one of auto, torch, torch_node, torch_static, found 'pigeon'"),
     ],
 )
 def test_senseless_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_config(EngineConfig(**changes))
+
+
+def test_all_events_of_a_tick_are_folded_before_the_caller_sees_one():
+    """A caller that stops at the first chunk must not leave the rest of the tick unseen: the call would never end."""
+    f = front()
+    adds = f.submit([[1], [2]], SamplingParams(), None)
+    next(iter(f.chunks([Event(request_id=a.request_id, token_ids=[4], text="", finish_reason="length") for a in adds])))
+    assert not f.open
