@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -89,3 +89,28 @@ class EngineConfig:
 
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", "--random-seed", group="scheduler")
     disable_log_stats: bool = option(False, "Do not log the layout, what was loaded, and the size of the KV pool.", group="scheduler")
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse settings that make no sense whatever the model is.
+
+    Raises:
+        ValueError: naming the setting, the value and what is allowed.
+    """
+    for entry in fields(config):
+        value, choices = getattr(config, entry.name), entry.metadata["choices"]
+        if choices is not None and value not in choices:
+            raise ValueError(f"{entry.name} must be one of {', '.join(choices)}, found {value!r}")
+    if config.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        raise ValueError(f"page_size {config.page_size} is not a power of two from 1 to 256")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
+    if not 0.0 < config.gpu_memory_utilization <= 1.0:
+        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
+    if config.dist_timeout <= 0:
+        raise ValueError(f"dist_timeout must be above 0 seconds, found {config.dist_timeout}")
+    if config.seed < 0:
+        raise ValueError(f"seed must be 0 or more, found {config.seed}")
+    if config.max_model_len is not None and config.max_model_len < 2:
+        raise ValueError(f"max_model_len must be at least 2 (one prompt token and one output token), found {config.max_model_len}")

@@ -17,13 +17,12 @@ from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .assembly import fill_weights, grid_spec, make_cache, make_runner, make_scheduler, resolve_device, resolve_dtype, resolve_max_len
 from .call import Params, Prompt
-from .config import EngineConfig
+from .config import EngineConfig, check_config
 from .driver import Driver, protected
 from .front import Front, StreamChunk
 from .hf_config.model_parser import parse_model_config
 from .host_memory import keep_freed_memory
 from .leader import Leader
-from .memory import check_config
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
 from .runner import Runner

@@ -41,24 +41,3 @@ def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int
             "raise gpu_memory_utilization, or use more ranks"
         )
     return min(useful, fits)
-
-
-def check_config(config: EngineConfig) -> None:
-    """Refuse settings that make no sense whatever the model is.
-
-    Raises:
-        ValueError: naming the setting, the value and the allowed range.
-    """
-    if config.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        raise ValueError(f"page_size {config.page_size} is not a power of two from 1 to 256")
-    for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
-    if not 0.0 < config.gpu_memory_utilization <= 1.0:
-        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
-    if config.dist_timeout <= 0:
-        raise ValueError(f"dist_timeout must be above 0 seconds, found {config.dist_timeout}")
-    if config.seed < 0:
-        raise ValueError(f"seed must be 0 or more, found {config.seed}")
-    if config.max_model_len is not None and config.max_model_len < 2:
-        raise ValueError(f"max_model_len must be at least 2 (one prompt token and one output token), found {config.max_model_len}")

@@ -136,6 +136,14 @@ def test_leaving_a_stream_early_ends_its_requests(ids):
     assert len(ids.generate([[5]], greedy(3), use_tqdm=False)[0].outputs[0].token_ids) == 3
 
 
+def test_leaving_a_stream_when_others_end_in_the_same_step(ids):
+    stream = ids.generate_stream([[5], [6], [7]], greedy(1))
+    assert next(stream).finished
+    stream.close()
+    assert ids.engine.leader.scheduler.idle and not ids.engine.front.open
+    assert len(ids.generate([[5], [6]], greedy(3), use_tqdm=False)) == 2
+
+
 def test_unknown_request_ids_are_ignored(ids):
     ids.abort("nobody")
     assert ids.generate([[5]], greedy(2), use_tqdm=False)[0].finished
