@@ -12,7 +12,7 @@ from ..parallel.group import Group
 from .dispatcher import EPSpec
 from .rows import DTYPES
 
-PAYLOADS = ("native", "fp8")
+PAYLOADS = ("native", "bf16", "fp8")
 
 
 def check_spec(spec: EPSpec, group_size: int) -> None:

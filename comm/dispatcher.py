@@ -17,7 +17,7 @@ class EPSpec:
     hidden: int  # width of a token
     top_k: int  # expert choices per token
     max_tokens: int  # most tokens one rank dispatches in one call
-    payload: str = "native"  # "native": x as it is; "fp8": e4m3 with one fp32 scale per 128 values
+    payload: str = "native"  # "native": x as it is; "bf16": rounded; "fp8": e4m3 with one fp32 scale per 128 values
     deterministic: bool = False  # combine in expert order, whatever the layout
     dtype: str = "float32"  # dtype of x and of the combined result
 
@@ -35,7 +35,7 @@ class Routed:
     caller computes expert outputs unweighted and ``combine`` applies the weights.
     """
 
-    x: torch.Tensor  # [N, hidden] in the spec's dtype (FP8 payloads are dequantised)
+    x: torch.Tensor  # [N, hidden] in the spec's dtype, whatever the payload
     counts: torch.Tensor  # [slots_per_rank] int64 on the CPU, rows per local slot
     weights: torch.Tensor  # [N] float32
     handle: Any  # what the backend needs to send results home

@@ -9,13 +9,12 @@ import torch
 from ..parallel.group import Group
 from .base import BaseDispatcher
 from .dispatcher import EPSpec, Routed
-from .fp8 import dequantise, quantise
 from .grouping import group_by_slot, weighted_rows
-from .rows import DTYPES
+from .rows import DTYPES, rounded
 
 
 class LocalDispatcher(BaseDispatcher):
-    """The backend of one rank. With an FP8 payload tokens are rounded as if they had travelled."""
+    """The backend of one rank. Tokens are rounded by the payload as if they had travelled."""
 
     name = "local"
 
@@ -25,9 +24,7 @@ class LocalDispatcher(BaseDispatcher):
     def dispatch_send(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Any:
         """See ``Dispatcher``."""
         slots, weights = self._prepare(x, slot_ids, weights)
-        if self.spec.payload == "fp8":
-            x = dequantise(*quantise(x), DTYPES[self.spec.dtype])
-        routed, arrived = group_by_slot(self.spec, x, slots, weights)
+        routed, arrived = group_by_slot(self.spec, rounded(self.spec, x), slots, weights)
         routed.handle = arrived
         return routed
 

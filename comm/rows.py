@@ -14,10 +14,22 @@ _ALIGN = 16  # bytes; rows stay aligned for any field
 
 
 def payload_bytes(spec: EPSpec) -> int:
-    """Bytes of one token's values: ``hidden`` of the dtype, or of e4m3 and one fp32 scale per 128 values."""
+    """Bytes of one token's values: ``hidden`` of the payload's dtype, or of e4m3 and one fp32 scale per 128 values."""
     if spec.payload == "fp8":
         return spec.hidden + 4 * -(-spec.hidden // BLOCK)
-    return spec.hidden * DTYPES[spec.dtype].itemsize
+    return spec.hidden * float_dtype(spec).itemsize
+
+
+def float_dtype(spec: EPSpec) -> torch.dtype:
+    """Dtype in which values travel when the payload is not FP8."""
+    return torch.bfloat16 if spec.payload == "bf16" else DTYPES[spec.dtype]
+
+
+def rounded(spec: EPSpec, x: torch.Tensor) -> torch.Tensor:
+    """x [T, hidden] as it would arrive: rounded by the payload, in the spec's dtype."""
+    if spec.payload == "fp8":
+        return dequantise(*quantise(x), DTYPES[spec.dtype])
+    return x.to(float_dtype(spec)).to(DTYPES[spec.dtype])
 
 
 def _aligned(n: int, to: int) -> int:
@@ -54,7 +66,7 @@ class RowLayout:
             rows[:, : spec.hidden] = values.view(torch.uint8)
             rows[:, self._values : meta].view(torch.float32).copy_(scales)
         else:
-            rows[:, : payload_bytes(spec)].view(x.dtype).copy_(x)
+            rows[:, : payload_bytes(spec)].view(float_dtype(spec)).copy_(x)
         rows[:, meta : meta + 4 * k].view(torch.int32).copy_(slots)
         rows[:, meta + 4 * k : meta + 8 * k].view(torch.float32).copy_(weights)
         rows[:, meta + 8 * k : meta + 8 * k + 4].view(torch.int32).fill_(source)
@@ -67,12 +79,12 @@ class RowLayout:
         return rows
 
     def values(self, rows: torch.Tensor) -> torch.Tensor:
-        """[M, hidden] in the spec's dtype; a strided view of the rows unless the payload is FP8."""
+        """[M, hidden] in the spec's dtype; a strided view of the rows when the payload is native."""
         spec, dtype = self.spec, DTYPES[self.spec.dtype]
         if spec.payload == "fp8":
             scales = rows[:, self._values : self._meta].view(torch.float32)
             return dequantise(rows[:, : spec.hidden].view(torch.float8_e4m3fn), scales, dtype)
-        return rows[:, : payload_bytes(spec)].view(dtype)
+        return rows[:, : payload_bytes(spec)].view(float_dtype(spec)).to(dtype)
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
         """[M, k] int64 global slots, -1 for none, ascending with the -1 last."""

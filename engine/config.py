@@ -61,7 +61,7 @@ class EngineConfig:
     )
     moe_payload: str = option(
         "auto",
-        "What dispatch sends: activations as they are, or FP8 with a scale per 128 values.",
+        "What dispatch sends: activations as they are (auto), rounded to bf16, or FP8 with a scale per 128 values.",
         choices=("auto", "bf16", "fp8"),
         group="parallel",
     )

@@ -115,13 +115,14 @@ def _connect(
 ) -> Dispatcher:
     """Make the dispatcher and attach every sparse layer to it."""
     assert model_config.moe is not None
+    parts = grid.tp.size if spread > 1 else 1  # each tp rank dispatches its slice of a step's tokens
     spec = EPSpec(
         n_ranks=spread,
         n_slots=placement.n_slots,
         hidden=model_config.hidden,
         top_k=model_config.moe.top_k,
-        max_tokens=config.max_num_batched_tokens,
-        payload="fp8" if config.moe_payload == "fp8" else "native",
+        max_tokens=-(-config.max_num_batched_tokens // parts),
+        payload="native" if config.moe_payload == "auto" else config.moe_payload,
         deterministic=config.enable_deterministic_inference,
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -142,9 +142,10 @@ def traffic(backend: str, group: Group, spec: EPSpec, node_of: tuple[int, ...]) 
 
 
 def other_payloads(backend: str, group: Group, spec: EPSpec, node_of: tuple[int, ...]) -> None:
-    """bf16 tokens, and FP8 payloads: what arrives is the quantiser's value, bit for bit; results equal one rank's bits."""
+    """bf16 tokens, bf16 and FP8 payloads: what arrives is the quantiser's value, bit for bit; results equal one rank's bits."""
     rank = group.index
-    for changes in ({"dtype": "bfloat16"}, {"payload": "fp8"}, {"payload": "fp8", "dtype": "bfloat16", "hidden": 300}):
+    fp8_wide = {"payload": "fp8", "dtype": "bfloat16", "hidden": 300}
+    for changes in ({"dtype": "bfloat16"}, {"payload": "bf16", "hidden": 41}, {"payload": "fp8"}, fp8_wide):
         for deterministic in (True, False):
             chosen = replace(spec, deterministic=deterministic, **changes)
             dispatcher = build(backend, group, chosen, node_of)
@@ -153,6 +154,8 @@ def other_payloads(backend: str, group: Group, spec: EPSpec, node_of: tuple[int,
             routed = dispatcher.dispatch(x, ids, weights)
             if chosen.payload == "fp8":
                 tokens = [(dequantise(*quantise(x), x.dtype), ids, w) for x, ids, w in tokens]
+            elif chosen.payload == "bf16":
+                tokens = [(x.bfloat16().to(x.dtype), ids, w) for x, ids, w in tokens]
             check_arrivals(routed, chosen, rank, tokens)
             out = dispatcher.combine(run_experts(routed.x, routed.counts, chosen, rank), routed)
             alone = local_result(chosen, x, ids, weights)

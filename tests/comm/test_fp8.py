@@ -1,4 +1,4 @@
-"""The FP8 payload: error bounds, exact values, odd widths."""
+"""Payloads: error bounds of FP8, exact values, odd widths."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def test_no_tokens() -> None:
     [
         ("native", "float32", 40, 3, 160, 192),  # 160 + 24 + 4 = 188
         ("native", "bfloat16", 41, 8, 82, 160),  # 84 + 64 + 4 = 152
+        ("bf16", "float32", 41, 8, 82, 160),
         ("fp8", "bfloat16", 7168, 8, 7392, 7472),  # 7168 + 224 + 64 + 4 = 7460
         ("fp8", "float32", 129, 1, 137, 160),  # 132 + 8 + 8 + 4 = 152
     ],
@@ -56,7 +57,7 @@ def test_row_bytes_and_round_trip(payload: str, dtype: str, hidden: int, k: int,
     slots = torch.randint(-1, 32, (5, k), generator=gen)
     weights = torch.rand(5, k, generator=gen)
     rows = layout.pack(x, slots, weights, 3)
-    want = dequantise(*quantise(x), x.dtype) if payload == "fp8" else x
+    want = {"fp8": lambda: dequantise(*quantise(x), x.dtype), "bf16": lambda: x.bfloat16().to(x.dtype), "native": lambda: x}[payload]()
     assert torch.equal(layout.values(rows), want) and torch.equal(layout.slots(rows), slots)
     assert torch.equal(layout.weights(rows), weights) and layout.sources(rows).tolist() == [3] * 5
     assert bool((layout.slots(layout.empty_rows(4, x.device)) == -1).all())

@@ -68,7 +68,7 @@ def test_what_cannot_be() -> None:
         ({"hidden": 0}, "EPSpec.hidden must be at least 1, found 0"),
         ({"top_k": 0}, "EPSpec.top_k must be at least 1, found 0"),
         ({"max_tokens": 0}, "EPSpec.max_tokens must be at least 1, found 0"),
-        ({"payload": "int4"}, "EPSpec.payload must be one of native, fp8, found 'int4'"),
+        ({"payload": "int4"}, "EPSpec.payload must be one of native, bf16, fp8, found 'int4'"),
         ({"dtype": "int8"}, "EPSpec.dtype must be one of float32, bfloat16, float16, found 'int8'"),
     ],
 )
