@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from .dispatcher import EPSpec, Routed
 from .order import sort_choices
 
 
-class BaseDispatcher:
+class BaseDispatcher(ABC):
     """Implements the parts of ``Dispatcher`` that do not depend on how bytes travel."""
 
     name = ""  # of the backend
@@ -38,21 +39,21 @@ class BaseDispatcher:
             raise RuntimeError(f"the {self.name} dispatcher is closed")
         check_outputs(self.spec, y, routed.x.shape[0])
 
+    @abstractmethod
     def dispatch_send(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Any:
         """See ``Dispatcher``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dispatch_recv(self, ticket: Any) -> Routed:
         """See ``Dispatcher``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def combine_send(self, y: torch.Tensor, routed: Routed) -> Any:
         """See ``Dispatcher``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def combine_recv(self, ticket: Any) -> torch.Tensor:
         """See ``Dispatcher``."""
-        raise NotImplementedError
 
     def dispatch(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Routed:
         """x [T, hidden], slot_ids [T, k], weights [T, k] -> the tokens of this rank's slots."""

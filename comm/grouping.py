@@ -8,7 +8,7 @@ import torch
 
 from .dispatcher import EPSpec, Routed
 from .order import ordered_sum, positions
-from .rows import DTYPES
+from .rows import DTYPES, RowLayout
 
 
 @dataclass(kw_only=True)
@@ -44,6 +44,12 @@ def group_by_slot(
         index = torch.empty_like(index).index_copy_(0, row_order, index)
     routed = Routed(x=x.index_select(0, row), counts=counts.cpu(), weights=weights.reshape(-1).index_select(0, order), handle=None)
     return routed, Arrived(index=index, weights=weights)
+
+
+def unpack_rows(layout: RowLayout, rank: int, rows: torch.Tensor, row_order: torch.Tensor | None = None) -> tuple[Routed, Arrived]:
+    """Rows [M, row bytes] that arrived at EP rank ``rank`` -> its tokens, sorted by (slot, row); see ``group_by_slot``."""
+    local = local_slots(layout.spec, rank, layout.slots(rows))
+    return group_by_slot(layout.spec, layout.values(rows), local, layout.weights(rows), row_order)
 
 
 def weighted_rows(spec: EPSpec, y: torch.Tensor, arrived: Arrived) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from ..parallel.group import Group, Pending
 from .base import BaseDispatcher
 from .dispatcher import EPSpec, Routed
-from .grouping import Arrived, group_by_slot, local_slots, single_rows, weighted_rows
+from .grouping import Arrived, single_rows, unpack_rows, weighted_rows
 from .hop import Hop, HopTicket
 from .order import ordered_sum
 from .rows import DTYPES, RowLayout
@@ -79,9 +79,8 @@ class TorchNodeDispatcher(BaseDispatcher):
         crossed = flight.across.pending.wait()
         flight.within = self._hop.send(crossed, self._within[self._ranks(self._layout.slots(crossed))])
         rows = flight.within.pending.wait()
-        local = local_slots(self.spec, self.group.index, self._layout.slots(rows))
         by_source = self._layout.sources(rows).argsort(stable=True)  # rows came by forwarding rank
-        routed, flight.arrived = group_by_slot(self.spec, self._layout.values(rows), local, self._layout.weights(rows), by_source)
+        routed, flight.arrived = unpack_rows(self._layout, self.group.index, rows, by_source)
         routed.handle = flight
         return routed
 

@@ -10,7 +10,7 @@ import torch
 from ..parallel.group import Group, Pending
 from .base import BaseDispatcher
 from .dispatcher import EPSpec, Routed
-from .grouping import Arrived, group_by_slot, local_slots, weighted_rows
+from .grouping import Arrived, unpack_rows, weighted_rows
 from .order import ordered_sum
 from .rows import DTYPES, RowLayout
 
@@ -50,8 +50,7 @@ class TorchStaticDispatcher(BaseDispatcher):
         """See ``Dispatcher``."""
         flight: _Flight = ticket
         rows = flight.pending.wait()
-        local = local_slots(self.spec, self.group.index, self._layout.slots(rows))
-        routed, flight.arrived = group_by_slot(self.spec, self._layout.values(rows), local, self._layout.weights(rows))
+        routed, flight.arrived = unpack_rows(self._layout, self.group.index, rows)
         routed.handle = flight
         return routed
 

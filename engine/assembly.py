@@ -93,25 +93,14 @@ def make_cache(grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfi
     return KVCache(mla, has_indexer, pages, config.page_size, rows, dtype, grid.device)
 
 
-def make_runner(
-    grid: Grid, stage: Stage, cache: KVCache, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int, *, debug: bool
-) -> Runner:
+def make_runner(grid: Grid, stage: Stage, cache: KVCache, config: EngineConfig, dtype: torch.dtype, max_len: int, *, debug: bool) -> Runner:
     """The runner and its device tables; in debug mode the empty cache is poisoned."""
     tables = DeviceTables(
         max_num_seqs=config.max_num_seqs, max_len=max_len, page_size=config.page_size, dummy_page=cache.dummy_page, device=grid.device
     )
     if debug:
         cache.poison(range(cache.n_pages))
-    return Runner(
-        grid=grid,
-        stage=stage,
-        cache=cache,
-        tables=tables,
-        page_size=config.page_size,
-        hidden=model.hidden,
-        dtype=dtype,
-        debug=debug,
-    )
+    return Runner(grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug)
 
 
 def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, max_len: int) -> Scheduler:

@@ -67,7 +67,7 @@ class Engine:
         progress = grid.rank == 0 and not config.disable_log_stats
         report = together(grid, lambda: fill_weights(self.stage, self.folder, config, model, progress=progress))
         cache = make_cache(grid, self.stage, config, model, self.dtype, self.max_model_len)
-        self.runner = make_runner(grid, self.stage, cache, config, model, self.dtype, self.max_model_len, debug=self.debug)
+        self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug)
         plans = Mailbox(grid.replica)
         self.leader = self.front = None
         if grid.is_leader:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
@@ -17,7 +16,7 @@ from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, Refusa
 from .plan import I32, StepPlan
 from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
 from .request import FinishReason, Request, RequestState
-from .results import HEAD_COLUMNS, StepResult, prompt_rows
+from .results import HEAD_COLUMNS, StepResult, Wanted
 from .runner import PendingResult, Runner
 from .scheduling.scheduler import Scheduler
 from .text.detokenizer import Detokenizer
@@ -30,8 +29,7 @@ class InFlight:
 
     plan: StepPlan
     pending: PendingResult | None  # None: no replica had anything to run
-    owners: dict[int, Request] = field(default_factory=dict)  # slot -> request, kept when log-probabilities come back
-    prompt_at: NDArray[np.int64] | None = None  # plan tokens whose prompt log-probabilities come back
+    owners: list[Request] = field(default_factory=list)  # request of every plan row, kept when log-probabilities come back
 
 
 class Leader:
@@ -152,11 +150,9 @@ class Leader:
             self._carried = np.zeros(0, dtype=np.int32)
         if self.grid.replica.size > 1:
             self.plans.post(PLAN + encode_plan(plan))
-        flight = InFlight(plan=plan, pending=self.runner.execute(plan))
-        if flight.pending is not None and flight.pending.wanted.top >= 0:
-            flight.owners = dict(zip(plan.slots.tolist(), self.scheduler.requests_of(plan.step), strict=True))
-            flight.prompt_at = prompt_rows(plan, self.runner.tables)
-        self.inflight.append(flight)
+        pending = self.runner.execute(plan)
+        owners = self.scheduler.requests_of(plan.step) if pending.wanted.top >= 0 else []
+        self.inflight.append(InFlight(plan=plan, pending=pending, owners=owners))
 
     def _settle(self, plan: StepPlan) -> None:
         """Handle results that are ``lag`` steps old; when nothing was launched, the oldest real step as well."""
@@ -180,30 +176,26 @@ class Leader:
             self.scheduler.skip(flight.plan.step)
             return
         result = flight.pending.wait()
-        rows = self._rows(flight, result)
+        rows = self._rows(flight, flight.pending.wanted, result)
         for request, token in self.scheduler.complete(flight.plan.step, result.tokens):
             self._emit(request, token, rows.get(request.request_id))
 
-    def _rows(self, flight: InFlight, result: StepResult) -> dict[str, LogprobRow]:
+    def _rows(self, flight: InFlight, want: Wanted, result: StepResult) -> dict[str, LogprobRow]:
         """Log-probabilities of the sampled tokens by request; those of prompt positions go to their records."""
         if result.table is None:
             return {}
-        plan, width = flight.plan, (result.table.shape[1] - HEAD_COLUMNS) // 2
+        width = (result.table.shape[1] - HEAD_COLUMNS) // 2
         rows: dict[str, LogprobRow] = {}
-        for i, slot in enumerate(plan.slots[plan.samples].tolist()):
-            request = flight.owners[slot]
+        for i, row in enumerate(np.flatnonzero(flight.plan.samples).tolist()):
+            request = flight.owners[row]
             if request.params.logprobs is not None:
                 rows[request.request_id] = unpack_row(result.table[i], request.params.logprobs, width)
-        assert flight.prompt_at is not None
-        ends = np.cumsum(plan.counts)
-        for i, token_at in enumerate(flight.prompt_at.tolist()):
-            r = int(np.searchsorted(ends, token_at, side="right"))
-            position = int(plan.starts[r]) + token_at - int(ends[r] - plan.counts[r])
-            request = flight.owners[int(plan.slots[r])]
+        for i, (row, position) in enumerate(zip(want.prompt.row.tolist(), want.prompt.position.tolist(), strict=True)):
+            request = flight.owners[row]
             record = self.records.get(request.request_id)
             if record is not None:
                 top = request.params.prompt_logprobs or 0
-                record.prompt_rows[position + 1] = unpack_row(result.table[plan.n_samples + i], top, width)
+                record.prompt_rows[position] = unpack_row(result.table[want.samples + i], top, width)
         return rows
 
     def _emit(self, request: Request, token: int, row: LogprobRow | None) -> None:
@@ -221,11 +213,8 @@ class Leader:
         if piece.stop is None and ended:
             rest = detokenizer.flush()
             piece = type(piece)(text=piece.text + rest.text, stop=rest.stop)
-        if piece.stop is not None:
-            if ended:  # the stop string came with the last allowed token
-                request.finish_reason, request.stop_reason = FinishReason.STOP, piece.stop
-            else:
-                self.scheduler.finish(request, FinishReason.STOP, stop_reason=piece.stop)
+        if piece.stop is not None:  # it replaces the reason of a request that ended with this token
+            self.scheduler.finish(request, FinishReason.STOP, stop_reason=piece.stop)
         return piece.text
 
     def stats(self) -> dict[str, Any]:

@@ -16,23 +16,35 @@ from .tables import DeviceTables
 HEAD_COLUMNS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptRows:
+    """The M prompt tokens of a step that are scored: each by the logits of the position before it."""
+
+    token: NDArray[np.int64]  # [M] index into the plan's tokens of the position before, ascending
+    row: NDArray[np.int64]  # [M] plan row
+    position: NDArray[np.int64]  # [M] position of the scored token in its request
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Wanted:
     """What a plan asks to be returned; known on every rank before the step runs."""
 
     samples: int  # sampled tokens
-    prompt: int  # prompt positions whose logprobs are wanted
+    prompt: PromptRows  # prompt tokens whose logprobs are wanted
     top: int  # K: alternatives per position; -1 when no logprobs are wanted at all
 
     @property
     def anything(self) -> bool:
         """True when the step returns something."""
-        return bool(self.samples or self.prompt)
+        return bool(self.samples or len(self.prompt))
 
     @property
     def table_shape(self) -> tuple[int, int] | None:
         """Shape of the logprob table, None when there is none."""
-        return None if self.top < 0 else (self.samples + self.prompt, HEAD_COLUMNS + 2 * self.top)
+        return None if self.top < 0 else (self.samples + len(self.prompt), HEAD_COLUMNS + 2 * self.top)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +56,28 @@ class StepResult:
     table: NDArray[np.float64] | None  # [samples + prompt positions, 3 + 2K]
 
 
-def prompt_rows(plan: StepPlan, tables: DeviceTables) -> NDArray[np.int64]:
-    """Indices into the plan's tokens of the prompt positions whose logprobs are wanted, ascending."""
-    asked = tables.prompt_logprobs[plan.slots] >= 0
+def prompt_rows(plan: StepPlan, tables: DeviceTables) -> PromptRows:
+    """The prompt tokens whose logprobs ``plan`` is to give."""
+    asked = tables.sampling.host_prompt_logprobs[plan.slots] >= 0
     if not asked.any():
-        return np.zeros(0, dtype=np.int64)
+        none = np.zeros(0, dtype=np.int64)
+        return PromptRows(token=none, row=none, position=none)
     row = np.repeat(np.arange(plan.n_rows), plan.counts)
     offset = np.arange(plan.n_tokens) - np.repeat(np.cumsum(plan.counts) - plan.counts, plan.counts)
-    position = plan.starts[row] + offset
-    # Position p scores token p + 1; the last prompt position scores the first output token, which is sampled.
-    wanted = asked[row] & (position < tables.prompt_len[plan.slots[row]] - 1)
-    return np.flatnonzero(wanted)
+    scored = plan.starts[row].astype(np.int64) + offset + 1
+    # The token after the prompt's last one is the first output token, which is sampled.
+    token = np.flatnonzero(asked[row] & (scored < tables.prompt_len[plan.slots[row]]))
+    return PromptRows(token=token, row=row[token], position=scored[token])
 
 
 def wanted(plan: StepPlan, tables: DeviceTables) -> Wanted:
     """Sizes of the result of ``plan``."""
     sampled = plan.slots[plan.samples]
-    top = int(tables.logprobs[sampled].max(initial=-1))
-    rows = prompt_rows(plan, tables)
-    if len(rows):
-        top = max(top, int(tables.prompt_logprobs[plan.slots].max()))
-    return Wanted(samples=plan.n_samples, prompt=len(rows), top=top)
+    top = int(tables.sampling.host_logprobs[sampled].max(initial=-1))
+    prompt = prompt_rows(plan, tables)
+    if len(prompt):
+        top = max(top, int(tables.sampling.host_prompt_logprobs[plan.slots].max()))
+    return Wanted(samples=plan.n_samples, prompt=prompt, top=top)
 
 
 def pack_logprobs(tokens: torch.Tensor, found: TopLogprobs, top: int) -> torch.Tensor:

@@ -11,11 +11,12 @@ import torch
 
 from ..attention.batch import AttentionBatch
 from ..attention.kv.cache import KVCache
+from ..attention.mla import layer_has_indexer
 from ..parallel.grid import Grid
 from ..parallel.pipeline import Pipe
 from .models.build import Stage
 from .plan import StepPlan
-from .results import HostCopy, StepResult, Wanted, pack_logprobs, prompt_rows, wanted
+from .results import HostCopy, StepResult, Wanted, pack_logprobs, wanted
 from .sampling.logprobs import gather_logprobs
 from .sampling.sampler import sample
 from .tables import DeviceTables
@@ -60,8 +61,6 @@ class Runner:
         stage: Stage,
         cache: KVCache,
         tables: DeviceTables,
-        page_size: int,
-        hidden: int,
         dtype: torch.dtype,
         debug: bool,
     ) -> None:
@@ -69,8 +68,6 @@ class Runner:
         self.stage = stage
         self.cache = cache
         self.tables = tables
-        self.page_size = page_size
-        self.hidden = hidden
         self.dtype = dtype
         self.debug = debug
         self.stats = RunnerStats()
@@ -90,11 +87,11 @@ class Runner:
             self.cache.poison(plan.freed_pages)
         want = wanted(plan, self.tables)
         slots = torch.from_numpy(plan.slots.astype(np.int64)).to(self.grid.device)
-        batch = AttentionBatch.build(plan.starts, plan.counts, self.tables.pages[slots], self.page_size, self.grid.device)
+        batch = AttentionBatch.build(plan.starts, plan.counts, self.tables.pages[slots], self.cache.page_size, self.grid.device)
         x, topk = self._enter(plan, batch, slots)
         start = time.monotonic()
         x, topk = self.stage.model(x, batch, self.cache, topk)
-        self._leave(plan, want, x, topk, slots)
+        self._leave(plan, want, batch, x, topk, slots)
         self._count(plan, start)
         return PendingResult(self, plan.step, want)
 
@@ -107,28 +104,31 @@ class Runner:
             return self.stage.model.embed(ids.long()), None
         assert self.grid.prev_rank is not None
         if plan.n_tokens == 0:
-            return torch.empty(0, self.hidden, dtype=self.dtype, device=self.grid.device), None
-        x = self.pipe.recv((plan.n_tokens, self.hidden), self.dtype, self.grid.prev_rank, self.grid.device)
+            return torch.empty(0, self.stage.model.config.hidden, dtype=self.dtype, device=self.grid.device), None
+        x = self.pipe.recv((plan.n_tokens, self.stage.model.config.hidden), self.dtype, self.grid.prev_rank, self.grid.device)
         width = self._shared_width(batch, self.stage.layers.start)
         topk = self.pipe.recv((plan.n_tokens, width), torch.int64, self.grid.prev_rank, self.grid.device) if width else None
         return x, topk
 
     def _shared_width(self, batch: AttentionBatch, layer: int) -> int:
         """Keys per token that cross into the stage starting at ``layer``: its first layer may share those of the one before."""
-        indexer = self.stage.model.config.attention.indexer
-        if indexer is None or layer >= len(indexer.layer_types) or indexer.layer_types[layer] == "full":
+        config = self.stage.model.config.attention
+        if config.indexer is None or layer_has_indexer(config, layer):
             return 0
         if self.stage.model.selection == "dense":  # an evaluation's choice: no layer selects, nothing is sent
             return 0
-        return indexer.topk if batch.max_context > indexer.topk else 0
+        return config.indexer.topk if batch.max_context > config.indexer.topk else 0
 
-    def _leave(self, plan: StepPlan, want: Wanted, x: torch.Tensor, topk: torch.Tensor | None, slots: torch.Tensor) -> None:
+    def _leave(
+        self, plan: StepPlan, want: Wanted, batch: AttentionBatch, x: torch.Tensor, topk: torch.Tensor | None, slots: torch.Tensor
+    ) -> None:
         """Send to the next stage, or sample."""
         grid = self.grid
         if not grid.is_last_stage:
             assert grid.next_rank is not None
             self.pipe.send_async(x, grid.next_rank)
-            if topk is not None and self._sends_topk():
+            if self._shared_width(batch, self.stage.layers.stop):
+                assert topk is not None
                 self.pipe.send_async(topk, grid.next_rank)
             if grid.is_first_stage and want.anything:
                 self._awaited.append((plan, want))
@@ -143,11 +143,6 @@ class Runner:
                 self.pipe.send_async(table.cpu(), grid.first_stage_peer)
         elif grid.is_leader:
             self._ready[plan.step] = (HostCopy(tokens), None if table is None else HostCopy(table))
-
-    def _sends_topk(self) -> bool:
-        indexer = self.stage.model.config.attention.indexer
-        nxt = self.stage.layers.stop
-        return indexer is not None and nxt < len(indexer.layer_types) and indexer.layer_types[nxt] == "shared"
 
     def _sample(self, plan: StepPlan, want: Wanted, x: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sample the rows that end at their last token and score wanted prompt positions; writes the token table."""
@@ -168,23 +163,19 @@ class Runner:
             if top >= 0:
                 found = result.logprobs if result.logprobs is not None else gather_logprobs(logits, tokens, 0)
                 parts.append(pack_logprobs(tokens, found, top))
-        if want.prompt:
-            parts.extend(self._score_prompt(plan, x, slots, top))
+        if len(want.prompt):
+            parts.extend(self._score_prompt(want, x, slots))
         return tokens, torch.cat(parts) if top >= 0 else None
 
-    def _score_prompt(self, plan: StepPlan, x: torch.Tensor, slots: torch.Tensor, top: int) -> list[torch.Tensor]:
+    def _score_prompt(self, want: Wanted, x: torch.Tensor, slots: torch.Tensor) -> list[torch.Tensor]:
         """Log-probability rows of prompt tokens, in blocks of positions."""
-        at = prompt_rows(plan, self.tables)
-        row = np.repeat(np.arange(plan.n_rows), plan.counts)[at]
-        offset = at - (np.cumsum(plan.counts) - plan.counts)[row]
-        where = torch.from_numpy(at).to(x.device)
-        position = torch.from_numpy((plan.starts[row] + offset + 1).astype(np.int64)).to(x.device)
-        target = self.tables.tokens[slots[torch.from_numpy(row).to(x.device)], position].long()
+        where, row, position = (torch.from_numpy(a).to(x.device) for a in (want.prompt.token, want.prompt.row, want.prompt.position))
+        target = self.tables.tokens[slots[row], position].long()
         parts = []
-        for block in range(0, len(at), SCORE_ROWS):
+        for block in range(0, len(target), SCORE_ROWS):
             tokens = target[block : block + SCORE_ROWS]
             logits = self.stage.model.logits(x[where[block : block + SCORE_ROWS]])
-            parts.append(pack_logprobs(tokens, gather_logprobs(logits, tokens, top), top))
+            parts.append(pack_logprobs(tokens, gather_logprobs(logits, tokens, want.top), want.top))
         return parts
 
     # ---- results

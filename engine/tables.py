@@ -25,10 +25,7 @@ class DeviceTables:
         self.tokens = torch.full((max_num_seqs, max_len + 1), -1, dtype=torch.int32, device=device)
         self.pages = torch.full((max_num_seqs, pages), dummy_page, dtype=torch.int32, device=device)
         self.sampling = SamplerTable(max_num_seqs, device)
-        # Host mirrors of what decides shapes: known before any token value is.
-        self.prompt_len: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
-        self.logprobs: NDArray[np.int64] = np.full(max_num_seqs, -1, dtype=np.int64)
-        self.prompt_logprobs: NDArray[np.int64] = np.full(max_num_seqs, -1, dtype=np.int64)
+        self.prompt_len: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)  # on the host: it decides shapes
 
     def apply(self, plan: StepPlan) -> None:
         """Take in the requests that enter slots and the pages assigned by ``plan``."""
@@ -42,8 +39,6 @@ class DeviceTables:
         slots = plan.new_ints[:, _COLUMN["slot"]]
         lengths = plan.new_ints[:, _COLUMN["length"]]
         self.prompt_len[slots] = plan.new_ints[:, _COLUMN["prompt_len"]]
-        self.logprobs[slots] = plan.new_ints[:, _COLUMN["logprobs"]]
-        self.prompt_logprobs[slots] = plan.new_ints[:, _COLUMN["prompt_logprobs"]]
         rows = torch.from_numpy(slots.copy()).to(self.device)
         self.tokens[rows] = -1
         self.pages[rows] = self.dummy_page

@@ -137,6 +137,18 @@ def test_a_broken_rank_ends_all_of_them(args, bad, how):
         assert f"rank {bad}" in other.stderr + other.error
 
 
+def refusals(folder: str, *settings: dict) -> list[str]:
+    """The error of making an engine with each of ``settings``; "" where there is none."""
+    found = []
+    for args in settings:
+        try:
+            make(folder, **args)
+            found.append("")
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
 def missing_shard(folder: str) -> str:
     """Only rank 1 lacks its file (as when one node's copy is incomplete)."""
     from rorqual.engine import assembly as module
@@ -147,11 +159,7 @@ def missing_shard(folder: str) -> str:
             raise ValueError("model-00002-of-00002.safetensors is missing")
 
         module.load_weights = broken
-    try:
-        make(folder, tensor_parallel_size=2)
-    except ValueError as error:
-        return str(error)
-    return ""
+    return refusals(folder, {"tensor_parallel_size": 2})[0]
 
 
 def test_a_load_error_of_one_rank_reaches_all():
@@ -160,30 +168,13 @@ def test_a_load_error_of_one_rank_reaches_all():
     assert results[0].startswith("rank 1: model-00002-of-00002.safetensors is missing")
 
 
-def wrong_world(folder: str) -> str:
-    try:
-        make(folder, tensor_parallel_size=4)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def test_world_size_mismatch_names_degrees_and_choices():
-    for message in run_ranks(wrong_world, 2, str(checkpoint("v32")), timeout=60.0):
+    for (message,) in run_ranks(refusals, 2, str(checkpoint("v32")), {"tensor_parallel_size": 4}, timeout=60.0):
         assert "makes 4 ranks, but the job has 2" in message and "dp=1 tp=2" in message and "dp=2 tp=1" in message
 
 
-def layouts_that_do_not_divide(folder: str) -> list[str]:
-    found = []
-    for args in ({"tensor_parallel_size": 3}, {"data_parallel_size": 3}):
-        try:
-            make(folder, **args)
-        except ValueError as error:
-            found.append(str(error))
-    return found
-
-
 def test_layout_that_does_not_divide_names_the_number_and_the_valid_ones():
-    for heads, experts in run_ranks(layouts_that_do_not_divide, 3, str(checkpoint("v32")), timeout=60.0):
+    layouts = ({"tensor_parallel_size": 3}, {"data_parallel_size": 3})
+    for heads, experts in run_ranks(refusals, 3, str(checkpoint("v32")), *layouts, timeout=60.0):
         assert "num_attention_heads 4 does not divide over tensor_parallel_size 3; valid sizes: [1, 2, 4]" in heads
         assert "16 routed experts do not divide over 3" in experts and "[1, 2, 4, 8, 16]" in experts
