@@ -43,7 +43,11 @@ setup(
     python_requires=">=3.11",
     package_dir={"rorqual": "."},
     packages=["rorqual", *(f"rorqual.{name}" for name in rooms)],
-    package_data={"rorqual.launch": ["tiny/*", "tiny/eval/*"], "rorqual.launch.bench": ["results/*.json"]},
+    package_data={
+        "rorqual.launch": ["tiny/*", "tiny/eval/*", "shapes/*/*.json"],
+        "rorqual.launch.bench": ["results/*.json"],
+        "rorqual.parallel.kernels": ["tuned/*.json"],
+    },
     install_requires=["torch>=2.9", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "huggingface_hub"],
     extras_require={
         "gpu": ["triton>=3.5"],
@@ -61,6 +65,7 @@ setup(
             "ruff",
             "setuptools>=77",
             "transformers==5.24.0",
+            "triton==3.6.0; platform_system == 'Linux' and platform_machine == 'x86_64'",
             "wheel",
         ],
     },

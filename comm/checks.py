@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from dataclasses import asdict
 
 import torch
 
+from ..parallel.debug import debugging
 from ..parallel.group import Group
 from .dispatcher import EPSpec
 from .rows import DTYPES
@@ -50,7 +50,7 @@ def check_agreement(spec: EPSpec, backend: str, group: Group) -> None:
 def check_call(spec: EPSpec, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> None:
     """Raise ValueError, before anything is sent, for tensors that do not fit the spec.
 
-    Slot ids are looked at only with RORQUAL_DEBUG=1: that costs a sync on CUDA.
+    Slot ids are looked at only with RORQUAL_DEBUG set: that costs a sync on CUDA.
     """
     if x.dim() != 2 or x.shape[1] != spec.hidden:
         raise ValueError(f"dispatch: x must be [T, {spec.hidden}], found {list(x.shape)}")
@@ -63,7 +63,7 @@ def check_call(spec: EPSpec, x: torch.Tensor, slot_ids: torch.Tensor, weights: t
             raise ValueError(f"dispatch: {name} must be [{x.shape[0]}, {spec.top_k}], found {list(tensor.shape)}")
     if slot_ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"dispatch: slot_ids must be int32 or int64, found {str(slot_ids.dtype).removeprefix('torch.')}")
-    if os.environ.get("RORQUAL_DEBUG") == "1" and slot_ids.numel():
+    if debugging() and slot_ids.numel():
         low, high = int(slot_ids.min()), int(slot_ids.max())
         if low < -1 or high >= spec.n_slots:
             raise ValueError(f"dispatch: slot ids must be -1 or 0..{spec.n_slots - 1}, found {low}..{high}")

@@ -19,7 +19,8 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-hidden // BLOCK)
     padded = F.pad(x.float(), (0, blocks * BLOCK - hidden)).view(n, blocks, BLOCK)
     largest = padded.abs().amax(dim=-1)
-    scales = torch.where(largest > 0, largest / E4M3_MAX, 1.0)
+    # By a tensor: CUDA divides by a number as a product with its rounded inverse, one bit away from the CPU.
+    scales = torch.where(largest > 0, largest / torch.full_like(largest, E4M3_MAX), 1.0)
     scaled = (padded / scales.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     values = scaled.to(torch.float8_e4m3fn).view(n, blocks * BLOCK)[:, :hidden]
     return values.contiguous(), scales

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .group import Group
+from .linear import BLOCK, Fp8Linear, gated_product, narrow_like, product, scales_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,10 @@ class Shard:
     stop: int  # one past the last
     full: int  # size of the whole dimension
 
+    def blocks(self) -> Shard:
+        """The part of the block scales that goes with this part of an FP8 weight."""
+        return Shard(dim=self.dim, start=self.start // BLOCK, stop=-(-self.stop // BLOCK), full=-(-self.full // BLOCK))
+
 
 class _Sharded(nn.Module):
     """Keeps ``parameter.shard`` alive when torch replaces parameters (``to_empty``, ``to``)."""
@@ -31,6 +36,7 @@ class _Sharded(nn.Module):
     group: Group
     shards: dict[str, Shard]
     weight: nn.Parameter
+    weight_scale_inv: nn.Parameter | None  # block scales of an FP8 weight
     bias: nn.Parameter | None
 
     def _own(self, group: Group, name: str, like: torch.Tensor, shape: tuple[int, ...], shard: Shard | None) -> None:
@@ -39,6 +45,19 @@ class _Sharded(nn.Module):
         if shard is not None:
             self.shards[name] = shard
             parameter.shard = shard  # type: ignore[attr-defined]
+
+    def narrow(self) -> bool:
+        """Make the weight block FP8; False, and nothing done, where this rank's part cuts a block."""
+        shard = self.shards["weight"]
+        if shard.start % BLOCK or (shard.stop % BLOCK and shard.stop != shard.full):
+            return False
+        wide = self.weight
+        self.weight, self.shards["weight_scale_inv"] = narrow_like(wide), shard.blocks()
+        self.weight.shard = shard  # type: ignore[attr-defined]
+        self.register_parameter("weight_scale_inv", scales_like(wide))
+        assert self.weight_scale_inv is not None
+        self.weight_scale_inv.shard = self.shards["weight_scale_inv"]  # type: ignore[attr-defined]
+        return True
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> _Sharded:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -62,12 +81,13 @@ class ColumnLinear(_Sharded):
         shard = Shard(dim=0, start=start, stop=stop, full=full.out_features)
         self._own(group, "weight", full.weight, (stop - start, full.in_features), shard)
         self.register_parameter("bias", None)
+        self.register_parameter("weight_scale_inv", None)
         if full.bias is not None:
             self._own(group, "bias", full.bias, (stop - start,), shard)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] on every rank -> this rank's block of the outputs."""
-        return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.weight_scale_inv, self.bias)
 
 
 class RowLinear(_Sharded):
@@ -80,13 +100,18 @@ class RowLinear(_Sharded):
         shard = Shard(dim=1, start=start, stop=stop, full=full.in_features)
         self._own(group, "weight", full.weight, (full.out_features, stop - start), shard)
         self.register_parameter("bias", None)
+        self.register_parameter("weight_scale_inv", None)
         if full.bias is not None:
             self._own(group, "bias", full.bias, (full.out_features,), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's block of the inputs -> the full product, on every rank."""
-        out = self.group.all_reduce(F.linear(x, self.weight))
+        out = self.group.all_reduce(product(x, self.weight, self.weight_scale_inv))
         return out if self.bias is None else out + self.bias
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``forward(silu(gate) * up)`` of this rank's blocks ``gate_up`` [T, 2 * in / size]; only without a bias."""
+        return self.group.all_reduce(gated_product(gate_up, self.weight, self.weight_scale_inv))
 
 
 def _vocab_part(full: int, group: Group) -> tuple[int, int, int]:
@@ -182,3 +207,20 @@ def shard_model(model: nn.Module, table: Mapping[str, str], group: Group) -> Non
         _check_divides(path, kind, module, group)
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, build(module, group))
+
+
+def narrow_weights(model: nn.Module, suffixes: tuple[str, ...], wide: tuple[str, ...] = ()) -> None:
+    """Make the weights of the linears that ``suffixes`` name (at a dot) block FP8, in place and without values.
+
+    Modules whose path contains one of ``wide`` are left alone.
+
+    Call it on the meta device after ``shard_model``. A linear whose part of this rank cuts a block keeps its dtype.
+    """
+    for path, module in list(model.named_modules()):
+        if not any(path == suffix or path.endswith("." + suffix) for suffix in suffixes) or any(name in path for name in wide):
+            continue
+        if isinstance(module, (ColumnLinear, RowLinear)):
+            module.narrow()
+        elif isinstance(module, nn.Linear):
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, Fp8Linear(module))

@@ -1,0 +1,111 @@
+"""Block-FP8 product for few rows: bound by reading the weights once, so the weights are what is spread over the GPU.
+
+The roles of the operands are swapped: FEATURES rows of the weight fill the 64 or 128 rows of a wgmma and ROWS activations
+its columns, so that no tensor-core row is spent on padding. Every weight tile is cut into SPLITS ranges of K that run in
+different programs; each leaves its fp32 sums in a workspace, and the program that finds itself the last of its tile adds
+them in the order of K. Which program is the last does not matter to the result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _finish(total, out, bias, rows, features, n_rows, n_features, out_stride, BIAS: tl.constexpr):
+    """Write total [FEATURES, ROWS] transposed, in out's dtype."""
+    if BIAS:
+        total += tl.load(bias + features, mask=features < n_features, other=0.0).to(tl.float32)[:, None]
+    target = out + rows.to(tl.int64)[:, None] * out_stride + features[None, :]
+    tl.store(target, tl.trans(total).to(out.dtype.element_ty), mask=(rows < n_rows)[:, None] & (features < n_features)[None, :])
+
+
+@triton.jit(do_not_specialize=["n_rows", "b_scale_stride"])
+def split_kernel(
+    a, a_scale, b, b_scale, bias, out, partial, arrived, n_rows, n_features, width, a_stride, a_scale_row, a_scale_block, b_stride,
+    b_scale_stride, out_stride,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (split of a weight tile, tile of rows). WHOLE: the widths are multiples of the tile's, nothing needs a mask."""
+    n_blocks = tl.cdiv(width, 128)
+    tile = tl.program_id(0) // SPLITS
+    split = tl.program_id(0) % SPLITS
+    features = tile * FEATURES + tl.arange(0, FEATURES)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, 128)
+    held = features if WHOLE else tl.minimum(features, n_features - 1)
+    named = tl.minimum(rows, n_rows - 1)  # a row beyond the last repeats it: no mask in the loop, its result is not written
+    b_at = b + held.to(tl.int64)[:, None] * b_stride + lanes[None, :]
+    a_at = a + named.to(tl.int64)[None, :] * a_stride + lanes[:, None]
+    a_scale_at = a_scale + named * a_scale_row
+    b_scale_at = b_scale + (tile * FEATURES // 128) * b_scale_stride
+    total = tl.zeros([FEATURES, ROWS], tl.float32)
+    for block in tl.range(split * n_blocks // SPLITS, (split + 1) * n_blocks // SPLITS, num_stages=STAGES):
+        if WHOLE:
+            weight = tl.load(b_at + block * 128)
+            value = tl.load(a_at + block * 128)
+        else:
+            weight = tl.load(b_at + block * 128, mask=(lanes < width - block * 128)[None, :], other=0.0)
+            value = tl.load(a_at + block * 128, mask=(lanes < width - block * 128)[:, None], other=0.0)
+        scale = tl.load(a_scale_at + block * a_scale_block) * tl.load(b_scale_at + block)
+        total += tl.dot(weight, value) * scale[None, :]
+    if SPLITS == 1:
+        _finish(total, out, bias, rows, features, n_rows, n_features, out_stride, BIAS)
+    else:
+        slot = tl.program_id(1) * tl.num_programs(0) + tile * SPLITS
+        inner = tl.arange(0, FEATURES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        tl.store(partial + (slot + split).to(tl.int64) * (FEATURES * ROWS) + inner, total)
+        tl.debug_barrier()  # every thread's sums are out before the arrival is
+        counter = arrived + slot // SPLITS
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+            total = tl.zeros([FEATURES, ROWS], tl.float32)
+            for other in tl.static_range(SPLITS):
+                total += tl.load(partial + (slot + other).to(tl.int64) * (FEATURES * ROWS) + inner, cache_modifier=".cg")
+            tl.store(counter, 0)  # ready for the next launch
+            _finish(total, out, bias, rows, features, n_rows, n_features, out_stride, BIAS)
+
+
+_COUNTERS = 1 << 14
+_arrivals: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def arrivals(device: torch.device, count: int) -> torch.Tensor:
+    """int32 zeros [>= count] that launches of one stream share, as each leaves them zero.
+
+    A stream has its own, because two products may run at the same time. Inside the capture of a graph whose stream has none
+    yet they are made (and zeroed) by the graph.
+    """
+    if device.type != "cuda":
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    if count > _COUNTERS:
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    key = (device.index or 0, torch.cuda.current_stream(device).cuda_stream)
+    found = _arrivals.get(key)
+    if found is None:
+        found = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+        if not torch.cuda.is_current_stream_capturing():
+            _arrivals[key] = found
+    return found
+
+
+def launch(
+    a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor,
+    *, rows: int, features: int, splits: int, stages: int, warps: int,
+) -> None:  # fmt: skip
+    """Run ``split_kernel`` with tiles of ``features`` x ``rows``; at least one row."""
+    n_rows, width = a.shape
+    n_features = b.shape[0]
+    n_tiles, n_row_tiles = triton.cdiv(n_features, features), triton.cdiv(n_rows, rows)
+    splits = max(min(splits, triton.cdiv(width, 128)), 1)
+    partial = arrived = None
+    if splits > 1:
+        partial = torch.empty(n_tiles * n_row_tiles * splits * features * rows, dtype=torch.float32, device=a.device)
+        arrived = arrivals(a.device, n_tiles * n_row_tiles)
+    split_kernel[(n_tiles * splits, n_row_tiles)](
+        a, a_scale, b, b_scale, bias, out, partial, arrived, n_rows, n_features, width, a.stride(0), a_scale.stride(0), a_scale.stride(1),
+        b.stride(0), b_scale.stride(0), out.stride(0),
+        FEATURES=features, ROWS=rows, SPLITS=splits, BIAS=bias is not None, WHOLE=n_features % features == 0 and width % 128 == 0,
+        STAGES=stages, num_warps=warps,
+    )  # fmt: skip
