@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from .tiles import PageView, Spans, TileGroup
+from .tiles import PageView, Spans, TileGroup, upload
 
 _TILE = 64  # most queries of a tile; bounds the padding of the last tile of a request
 _ROW_TABLE = 1 << 20  # largest table of (request, position) to cache row that is kept for a step
@@ -22,14 +22,15 @@ class AttentionBatch:
 
     positions: torch.Tensor  # [T] int64, position of every token in its request
     token_row: torch.Tensor  # [T] int64, request of every token
-    query_start: torch.Tensor  # [R + 1] int64, first flat token of every request
+    query_start: torch.Tensor  # [R + 1] int64, first flat token of every request; in a static batch the requests of the tokens
     context_lens: torch.Tensor  # [R] int64, keys of every request once this batch is written
     write_rows: torch.Tensor  # [T] int64, flat cache row of every token: page * page_size + offset
     page_table: torch.Tensor  # [R, P] int32, pages of every request in order of position
     page_size: int  # rows a page
     max_context: int  # largest context length, 0 when R is 0
     max_query: int  # most tokens of one request, 0 when R is 0
-    groups: tuple[TileGroup, ...]  # single-token requests first, then the others; empty groups left out
+    groups: tuple[TileGroup, ...]  # single-token requests first, then the others; empty groups left out; () in a static batch
+    n_valid: torch.Tensor | None = None  # [1] int32, tokens that exist; later ones are padding. None: all of them
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -41,6 +42,11 @@ class AttentionBatch:
     def n_requests(self) -> int:
         """R."""
         return self.context_lens.shape[0]
+
+    @property
+    def limit(self) -> torch.Tensor:
+        """[T] int32, keys every token sees: its position + 1."""
+        return self.once("limit", lambda: (self.positions + 1).int())
 
     @property
     def pages(self) -> PageView:
@@ -67,6 +73,39 @@ class AttentionBatch:
             self._memo[key] = make()
         value: _V = self._memo[key]
         return value
+
+    @classmethod
+    def static(
+        cls,
+        positions: torch.Tensor,
+        token_row: torch.Tensor,
+        page_table: torch.Tensor,
+        page_size: int,
+        *,
+        max_context: int,
+        max_query: int = 1,
+        n_valid: torch.Tensor | None = None,
+    ) -> AttentionBatch:
+        """A batch whose shapes say nothing of its contents, for captured graphs; only the Triton path takes it.
+
+        ``positions`` [T] int64 and ``token_row`` [T] int64 are on the device; ``max_context`` and ``max_query`` bound what they
+        may come to hold. Tokens at or past ``n_valid`` [1] int32 are padding: their pages must be the dummy page.
+        """
+        slots = page_table[token_row, positions // page_size].long()
+        ends = positions + 1
+        return cls(
+            positions=positions,
+            token_row=token_row,
+            query_start=token_row,  # of one-token requests; nothing on this path reads it
+            context_lens=ends,
+            write_rows=slots * page_size + positions % page_size,
+            page_table=page_table,
+            page_size=page_size,
+            max_context=max_context,
+            max_query=max_query,
+            groups=(),
+            n_valid=n_valid,
+        )
 
     @classmethod
     def build(
@@ -167,5 +206,5 @@ def _plan_tiles(chosen: np.ndarray, starts: np.ndarray, counts: np.ndarray, quer
 def _upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """The int64 arrays as tensors on ``device``, moved in one copy."""
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]).astype(np.int64, copy=False))
-    parts = torch.split(flat.to(device), [array.size for array in arrays])
+    parts = torch.split(upload(flat, device), [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..parallel.linear import WideWeight
 from .batch import AttentionBatch
 from .config import MLAConfig
 from .hadamard import hadamard
@@ -30,6 +31,11 @@ class Indexer(nn.Module):
         self.wk = nn.Linear(config.hidden, self.head_dim, bias=False)
         self.k_norm = nn.LayerNorm(self.head_dim, eps=1e-6, dtype=torch.float32)
         self.weights_proj = nn.Linear(config.hidden, self.n_heads, bias=False, dtype=torch.float32)
+        self.wide = WideWeight()
+
+    def settle(self) -> None:
+        """Called once when the weights are in place."""
+        self.wide.settle(self.weights_proj.weight)
 
     def write_keys(self, x: torch.Tensor, turn: torch.Tensor, batch: AttentionBatch, cache: LayerCache) -> None:
         """Cache the index keys of the tokens ``x`` [T, hidden]; ``turn`` [T, rope / 2] is their rotation."""
@@ -45,7 +51,7 @@ class Indexer(nn.Module):
         """
         assert cache.index is not None
         queries = self._rotated(self.wq_b(q_latent).view(-1, self.n_heads, self.head_dim), turn, cache) * self.head_dim**-0.5
-        weights = functional.linear(x.float(), self.weights_proj.weight.float()) * self.n_heads**-0.5
+        weights = self.head_weights(x) * self.n_heads**-0.5
         out: torch.Tensor | None = None
         for group in batch.groups:
             mine, scale = group.pick(queries), group.pick(weights)
@@ -55,6 +61,10 @@ class Indexer(nn.Module):
             out = group.put(out, chosen, batch.n_tokens)
         assert out is not None
         return out
+
+    def head_weights(self, x: torch.Tensor) -> torch.Tensor:
+        """Weight of every head before scaling, fp32 [T, heads], of ``x`` [T, hidden]."""
+        return self.wide.product(x, self.weights_proj.weight)
 
     def _scores(self, queries: torch.Tensor, weights: torch.Tensor, chunk: Chunk, cache: LayerCache) -> torch.Tensor:
         """Scores fp32 [n * b, L] of a chunk's queries against its keys; not masked."""

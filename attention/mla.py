@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..parallel.linear import Stacked, stack
 from .absorbed import absorb_queries, expand_values
 from .batch import AttentionBatch
 from .config import MLAConfig
 from .dense import dense_absorbed, dense_expanded
 from .forms import expanding_pays, masking_pays
+from .fused import fused_forward
 from .indexer import Indexer
 from .kv.cache import LayerCache
 from .kv.rows import RowStore
 from .norm import RMSNorm
+from .ops import AttentionOps
 from .rope import rotate, rotation
 from .selection import Selection, random_keys, recent_keys
 from .sparse import sparse_attention
@@ -40,6 +43,9 @@ class MLA(nn.Module):
         super().__init__()
         self.config, self.layer_index = config, layer_index
         self.selection: Selection = "indexer"
+        self.by_hidden: Stacked | None = None  # query latent, index key and latent row as one product
+        self.by_latent: Stacked | None = None  # queries and index queries as one product
+        self.ops: AttentionOps | None = None  # None: the torch path below, over tiles of host-known shapes
         query_width = config.n_heads * (config.nope_dim + config.rope_dim)
         if config.q_lora_rank is None:
             self.q_proj = nn.Linear(config.hidden, query_width, bias=False)
@@ -53,15 +59,26 @@ class MLA(nn.Module):
         self.o_proj = nn.Linear(config.n_heads * config.v_dim, config.hidden, bias=config.bias)
         self.indexer = Indexer(config) if layer_has_indexer(config, layer_index) else None
 
+    def fuse(self, ops: AttentionOps) -> None:
+        """Run by ``ops`` from now on, products of one input as one where weights allow; called once they are in place."""
+        self.ops = ops
+        if self.config.q_lora_rank is not None:
+            keys = [] if self.indexer is None else [self.indexer.wk]
+            self.by_hidden = stack([self.q_a_proj, *keys, self.kv_a_proj_with_mqa])
+            self.by_latent = None if self.indexer is None else stack([self.q_b_proj, self.indexer.wq_b])
+
     def forward(
         self, x: torch.Tensor, batch: AttentionBatch, cache: LayerCache, shared_topk: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Write the tokens ``x`` [T, hidden] to the cache and attend: ([T, hidden], selection).
 
         The selection is int64 [T, topk], positions ascending, -1 at the end of short rows, for the layers after this one
-        that share it (``shared_topk``); None means every visible key: the attention is dense, no request of the batch has
-        more than ``topk`` keys, or there are no tokens.
+        that share it (``shared_topk``); on the fused path it is int32 cache rows. None means every visible key: the attention
+        is dense, no request of the batch has more than ``topk`` keys, or there are no tokens.
         """
+        assert batch.groups or batch.n_tokens == 0 or (self.ops is not None and self.selection == "indexer"), "a static batch has no tiles"
+        if self.ops is not None and self.selection == "indexer":
+            return fused_forward(self, self.ops, x, batch, cache, shared_topk)
         rope = self.config.rope
         turn = batch.once(("rope", rope), lambda: rotation(rope, batch.positions))
         q_latent, queries = self._queries(x)

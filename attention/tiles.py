@@ -13,6 +13,11 @@ ELEMENT_BUDGET = 1 << 20  # temporary elements a chunk may hold; small enough to
 _CACHED_KEYS = 1 << 20  # chunks with more keys than this compute their row ids anew in every layer
 
 
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``host`` on ``device``; to a GPU through pinned memory, so that nothing waits for what runs there."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
 @dataclass(frozen=True)
 class PageView:
     """Where the keys of the requests lie: ``table`` [R, P] int32 of pages of ``size`` rows, a power of two."""
@@ -93,9 +98,22 @@ class Spans:
     tile_start: torch.Tensor  # [N] int64, where the context of each tile's request begins
 
     @cached_property
+    def query_start(self) -> torch.Tensor:
+        """[G + 1] int32 on the device: first query of every request, within the group."""
+        return self._starts(self.queries)
+
+    @cached_property
+    def key_start(self) -> torch.Tensor:
+        """[G + 1] int32 on the device: first key of every request in ``rows``."""
+        return self._starts(self.context)
+
+    def _starts(self, counts: np.ndarray) -> torch.Tensor:
+        return upload(torch.from_numpy(np.concatenate(([0], np.cumsum(counts))).astype(np.int32)), self.request.device)
+
+    @cached_property
     def rows(self) -> torch.Tensor:
         """Flat cache rows of all keys, [sum of contexts] int64."""
-        lengths = torch.from_numpy(self.context).to(self.request.device)
+        lengths = upload(torch.from_numpy(self.context), self.request.device)
         total = int(self.context.sum())
         request = torch.repeat_interleave(self.request, lengths, output_size=total)
         start = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=total)
@@ -166,7 +184,7 @@ class TileGroup:
         exists = np.arange(start, stop)[None, :] < self.real[tiles, None]
         stored = None
         if not exists.all():
-            index = torch.from_numpy(np.flatnonzero(exists)).to(token.device)
+            index = upload(torch.from_numpy(np.flatnonzero(exists)), token.device)
             stored = (index, token.index_select(0, index))
         keys = int(self.contexts[tiles.start])
         return Chunk(self.pages, self.request[tiles], tiles, token, self.limit[tiles, start:stop], self.context[tiles], keys, stored)

@@ -77,7 +77,8 @@ def quantise(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     tokens, width = values.shape
     groups = -(-width // group)
     padded = torch.nn.functional.pad(values.float(), (0, groups * group - width)).view(tokens, groups, group)
-    scales = padded.abs().amax(-1).clamp_min(1e-12) / E4M3_MAX
+    largest = padded.abs().amax(-1).clamp_min(1e-12)
+    scales = largest / torch.full_like(largest, E4M3_MAX)  # a number would be a product with its rounded inverse on CUDA
     scaled = (padded / scales[:, :, None]).clamp(-E4M3_MAX, E4M3_MAX)
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(tokens, groups * group)[:, :width], scales
 

@@ -18,6 +18,10 @@ class RowStore(Protocol):
 
     n_bytes: int  # memory of the whole store
 
+    @property
+    def pool(self) -> torch.Tensor:
+        """The memory as kernels take it: rows [n_rows, bytes or width], or pages [n_pages, bytes] of FP8 index keys."""
+
     def write(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Store ``values`` [T, width] at ``rows`` [T] int64."""
 
@@ -36,6 +40,11 @@ class FloatRows:
         self.rows = self.pages.view(-1, width)
         self.read_dtype = read_dtype
         self.n_bytes = self.pages.nbytes
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """[n_rows, width]."""
+        return self.rows
 
     def write(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Store ``values`` [T, width] at ``rows`` [T] int64."""
@@ -59,6 +68,11 @@ class Fp8LatentRows:
         self.rows = self.pages.view(n_pages * page_size, -1)
         self.read_dtype = read_dtype
         self.n_bytes = self.pages.nbytes
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """uint8 [n_rows, bytes of a row]."""
+        return self.rows
 
     def write(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Quantise ``values`` [T, latent + rope] into ``rows`` [T] int64."""
@@ -84,6 +98,11 @@ class Fp8IndexRows:
         self.scales = self.pages[:, page_size * width :].view(torch.float32)
         self.read_dtype = read_dtype
         self.n_bytes = self.pages.nbytes
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """uint8 [n_pages, bytes of a page]."""
+        return self.pages
 
     def write(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Quantise ``values`` [T, width] into ``rows`` [T] int64."""

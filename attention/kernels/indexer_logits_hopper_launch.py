@@ -1,0 +1,81 @@
+"""Host side of the Hopper kernel of ``indexer_logits``: descriptors of the paged pool, and the launch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .indexer_logits_hopper import indexer_logits_kernel
+from .indexer_logits_schedule import Config, constants
+
+_SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+_PLAIN = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+
+class _Address:
+    """What a descriptor needs of its tensor; does not keep the pool alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype, self._pointer = tensor.dtype, tensor.data_ptr()
+
+    def data_ptr(self) -> int:
+        return self._pointer
+
+
+_pool_descriptors: dict[tuple[int, int], tuple[TensorDescriptor, TensorDescriptor]] = {}
+
+
+def _descriptors(pool: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Keys as rows of 128 bytes (a page is 66 of them, the last two hold its scales), scales as rows of 64 (the last of a page's 33)."""
+    key = (pool.data_ptr(), len(pool))
+    if key not in _pool_descriptors:
+        if len(_pool_descriptors) >= 1024:
+            _pool_descriptors.clear()
+        keys, scales = pool.view(torch.float8_e4m3fn).view(-1, 128), pool.view(torch.float32).view(-1, 64)
+        _pool_descriptors[key] = (
+            TensorDescriptor(_Address(keys), list(keys.shape), [128, 1], [64, 128], _SWIZZLED),
+            TensorDescriptor(_Address(scales), list(scales.shape), [64, 1], [1, 64], _PLAIN),
+        )
+    return _pool_descriptors[key]
+
+
+@lru_cache(maxsize=16)
+def _sm_count(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def launch(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    pool: torch.Tensor,
+    page_table: torch.Tensor,
+    token_row: torch.Tensor,
+    limit: torch.Tensor,
+    start: torch.Tensor | None,
+    out: torch.Tensor,
+    max_query: int,
+    config: Config,
+) -> None:
+    """Run the kernel; arguments as in ``indexer_logits``, checked and contiguous."""
+    tokens, heads, width = q.shape
+    settings = constants(heads, max_query, tokens, start is not None, **config)
+    keys, scales = _descriptors(pool)
+    queries = q.view(tokens * heads, width)
+    indexer_logits_kernel[(_sm_count(q.device.index) * config["per_sm"],)](
+        keys,
+        scales,
+        TensorDescriptor(queries, [tokens * heads, width], [width, 1], [settings["QB"] * heads, width], _SWIZZLED),
+        weights,
+        page_table,
+        page_table.stride(0),
+        token_row,
+        limit,
+        limit if start is None else start,
+        out,
+        out.stride(0),
+        tokens,
+        **settings,
+    )

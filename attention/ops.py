@@ -1,0 +1,67 @@
+"""The operations that attention on the fused path is made of: Triton kernels, or their plain twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+Op = Callable[..., Any]
+
+#: field of ``AttentionOps`` -> (module in ``kernels``, function); the twin's module has "_torch" appended
+_PLACES = {
+    "rms_norm": ("norm", "rms_norm"),
+    "query_rope": ("query_rope", "query_rope"),
+    "write_latent": ("latent_write", "write_latent"),
+    "write_index": ("index_write", "write_index"),
+    "index_query": ("index_query", "index_query"),
+    "indexer_logits": ("indexer_logits", "indexer_logits"),
+    "select_rows": ("topk", "select_rows"),
+    "sparse_attention": ("sparse_attention", "sparse_attention"),
+    "dense_decode": ("dense_decode", "dense_decode"),
+    "varlen_attention": ("dense_prefill", "varlen_attention"),
+    "gather_latent": ("dense_prefill", "gather_latent"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOps:
+    """One backend. The functions are those of ``attention.kernels``; their docstrings say shapes and dtypes."""
+
+    name: str  # "auto", "torch", "triton" or "flash_mla"
+    rms_norm: Op  # norm of the query latent
+    query_rope: Op  # rotation of the queries' last values
+    write_latent: Op  # norm, rotation, quantisation and paged write of the latent row
+    write_index: Op  # the same of the index key
+    index_query: Op  # rotated (and quantised) index queries with their weights
+    indexer_logits: Op  # scores of every visible key
+    select_rows: Op  # exact top-k, as positions and cache rows
+    sparse_attention: Op  # attention over chosen rows
+    dense_decode: Op  # absorbed attention over every visible key
+    varlen_attention: Op  # expanded attention over every visible key
+    gather_latent: Op  # dequantised rows
+
+    @classmethod
+    def load(cls, name: str) -> AttentionOps:
+        """The kernels ("triton"), the same with FlashMLA's sparse attention ("flash_mla"; "auto": where it is faster), or the twins
+        ("torch").
+
+        Raises:
+            ValueError: another name, or the package it needs is not installed.
+        """
+        if name not in ("auto", "torch", "triton", "flash_mla"):
+            raise ValueError(f"attention backend must be auto, torch, triton or flash_mla, found {name!r}")
+        suffix = "_torch" if name == "torch" else ""
+        try:
+            found = {field: getattr(import_module(f".kernels.{m}{suffix}", __package__), f) for field, (m, f) in _PLACES.items()}
+            if name == "auto":
+                found["sparse_attention"] = import_module(".kernels.sparse_attention", __package__).fastest
+            if name == "flash_mla":
+                found["sparse_attention"] = import_module(".kernels.flash_mla", __package__).sparse_attention
+        except ImportError as error:
+            if (error.name or "").split(".")[0] not in ("triton", "flash_mla"):
+                raise
+            needs = f"attention backend {name!r} needs the package {error.name}, which is not installed or does not load ({error})"
+            raise ValueError(f"{needs}; use --attention-backend torch") from None
+        return cls(name=name, **found)

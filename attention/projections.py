@@ -1,0 +1,49 @@
+"""What a layer computes from its tokens before it looks at the cache: the fused path's dense products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .mla import MLA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a layer computes from its tokens before it looks at the cache."""
+
+    queries: torch.Tensor  # [T, heads, nope + rope], not rotated
+    latent_row: torch.Tensor  # [T, C + rope], neither normed nor rotated
+    index_key: torch.Tensor | None  # [T, D]
+    index_query: torch.Tensor | None  # [T, index heads * D]
+
+
+def project(mla: MLA, x: torch.Tensor) -> Inputs:
+    """The products with ``x`` [T, hidden] and with the query latent, as few as the weights allow."""
+    indexer, key, index_query = mla.indexer, None, None
+    if mla.config.q_lora_rank is None:
+        flat, latent_row = mla.q_proj(x), mla.kv_a_proj_with_mqa(x)
+    else:
+        if mla.by_hidden is not None:
+            low, key, latent_row = _split(mla.by_hidden(x), [mla.q_a_proj, None if indexer is None else indexer.wk, mla.kv_a_proj_with_mqa])
+        else:
+            low, latent_row = mla.q_a_proj(x), mla.kv_a_proj_with_mqa(x)
+            key = None if indexer is None else indexer.wk(x)
+        latent = mla.q_a_layernorm(low)
+        if mla.by_latent is not None:
+            assert indexer is not None
+            flat, index_query, _ = _split(mla.by_latent(latent), [mla.q_b_proj, indexer.wq_b, None])
+        else:
+            flat = mla.q_b_proj(latent)
+            index_query = None if indexer is None else indexer.wq_b(latent)
+    width = mla.config.nope_dim + mla.config.rope_dim
+    queries = flat.view(x.shape[0], flat.shape[1] // width, width)
+    return Inputs(queries=queries, latent_row=latent_row, index_key=key, index_query=index_query)
+
+
+def _split(whole: torch.Tensor, parts: list[Any]) -> tuple[torch.Tensor, ...]:
+    """The outputs of stacked linears, one for each of ``parts``; empty for a part that is None."""
+    return torch.split(whole, [0 if part is None else part.weight.shape[0] for part in parts], -1)
