@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from ..comm.dispatcher import Dispatcher
+from ..comm.dispatcher import Dispatcher, Routed
 from ..parallel.group import Group
 from ..parallel.tokens import gather_tokens, slice_tokens
 from .experts import Experts
 from .load import ExpertLoad
+from .ops import MoEOps
 from .placement import Placement
 from .router import Router
 
@@ -29,23 +30,74 @@ class ExpertExchange:
         self.load = load
         self.spread = spread
         self.placement = placement
+        self.ops: MoEOps | None = None  # None: the torch path
         self._slots = placement.first_slots().to(load.counts.device)  # [layers, experts]
 
+    @property
+    def here(self) -> bool:
+        """Whether tokens meet their experts without travelling and without being rounded as if they did."""
+        return self.dispatcher.spec.n_ranks == 1 and self.dispatcher.spec.payload == "native"
+
     def run(
-        self, layer: int, x: torch.Tensor, router: Router, experts: Experts, meanwhile: Callable[[torch.Tensor], torch.Tensor] | None
+        self,
+        layer: int,
+        x: torch.Tensor,
+        router: Router,
+        experts: Experts,
+        meanwhile: Callable[[torch.Tensor], torch.Tensor] | None,
+        n_valid: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden] -> routed output [T, hidden], plus ``meanwhile(x)`` (the shared expert), which runs while tokens travel."""
+        """x [T, hidden] -> routed output [T, hidden], plus ``meanwhile(x)`` (the shared expert), which runs while tokens travel.
+
+        Tokens at or past ``n_valid`` [1] int32 are padding: no expert sees them. Only the fused path knows padding.
+        """
+        assert n_valid is None or (self.ops is not None and not self.spread), "only the fused path on one rank knows padding"
         start, stop = slice_tokens(len(x), self.tp) if self.spread else (0, len(x))
         mine = x[start:stop]
-        ids, weights = router(mine)
-        if self.spread or self.tp.index == 0:
-            self.load.add(layer, ids)
-        ticket = self.dispatcher.dispatch_send(mine, self._slots[layer][ids], weights)
-        beside = meanwhile(x) if meanwhile is not None else None
-        routed = self.dispatcher.dispatch_recv(ticket)
-        out = self.dispatcher.combine(experts(routed.x, routed.counts), routed)
+        slots, weights = self._route(layer, mine, router, n_valid)
+        if self.ops is not None and self.here:
+            out = self.ops.fused_experts(mine, slots, weights, experts.weights, out_dtype=x.dtype)
+            beside = meanwhile(x) if meanwhile is not None else None
+        else:
+            ticket = self.dispatcher.dispatch_send(mine, slots, weights)
+            beside = meanwhile(x) if meanwhile is not None else None
+            routed = self.dispatcher.dispatch_recv(ticket)
+            out = self.dispatcher.combine(self._compute(experts, routed), routed)
         if self.spread:
             out = gather_tokens(out, len(x), self.tp)
         else:
             out = self.tp.all_reduce(out)
         return out if beside is None else out + beside
+
+    def _route(self, layer: int, x: torch.Tensor, router: Router, n_valid: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Physical slots [T, k] and weights [T, k] of tokens x [T, hidden]; counts the load."""
+        counted = self.spread or self.tp.index == 0
+        if self.ops is None:
+            ids, weights = router(x)
+            if counted:
+                self.load.add(layer, ids)
+            return self._slots[layer][ids], weights
+        config = router.config
+        _, weights, slots = self.ops.route(
+            router.logits(x),
+            getattr(router, "e_score_correction_bias", None),
+            n_group=config.n_group,
+            topk_group=config.topk_group,
+            top_k=config.top_k,
+            scoring=config.scoring,
+            method=config.method,
+            norm_topk_prob=config.norm_topk_prob,
+            routed_scaling_factor=config.routed_scaling_factor,
+            expert_to_slot=self._slots[layer],
+            counts=self.load.counts[layer] if counted and self.load.enabled else None,
+            n_valid=n_valid,
+        )
+        return slots, weights
+
+    def _compute(self, experts: Experts, routed: Routed) -> torch.Tensor:
+        """Expert outputs of the rows that arrived."""
+        if self.ops is None:
+            out: torch.Tensor = experts(routed.x, routed.counts)
+        else:
+            out = self.ops.grouped_swiglu(routed.x, routed.counts, experts.weights)
+        return out

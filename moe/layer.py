@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..parallel.linear import Stacked, gated_product, stack
 from .config import MoEConfig
 from .exchange import ExpertExchange
 from .experts import Experts
@@ -20,9 +21,19 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
+        self.gate_up: Stacked | None = None
+
+    def fuse(self) -> None:
+        """Compute gate and up as one product from now on, where their weights allow; called once they are in place."""
+        self.gate_up = stack([self.gate_proj, self.up_proj])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]."""
+        if self.gate_up is not None:
+            both = self.gate_up(x)
+            down = self.down_proj
+            fused: torch.Tensor = gated_product(both, down.weight, None) if isinstance(down, nn.Linear) else down.gated(both)
+            return fused
         out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -43,6 +54,6 @@ class MoE(nn.Module):
         """Connect the layer to the expert-parallel group of its rank."""
         self.exchange = exchange
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]: routed experts, then the shared expert, summed in that order."""
-        return self.exchange.run(self.layer, x, self.gate, self.experts, self.shared_experts)
+    def forward(self, x: torch.Tensor, n_valid: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]: routed experts, then the shared expert, summed in that order; see ``ExpertExchange.run``."""
+        return self.exchange.run(self.layer, x, self.gate, self.experts, self.shared_experts, n_valid)

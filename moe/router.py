@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from ..parallel.linear import WideWeight
 from .config import MoEConfig
 
 
@@ -32,13 +32,22 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.n_experts, config.hidden, dtype=torch.float32), requires_grad=False)
+        self.wide = WideWeight()
         if config.method == "noaux_tc":
             bias = torch.empty(config.n_experts, dtype=torch.float32)
             self.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
 
+    def settle(self) -> None:
+        """Called once when the weights are in place."""
+        self.wide.settle(self.weight)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] -> fp32 [T, experts]."""
+        return self.wide.product(x, self.weight)
+
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden] -> logical expert ids [T, k] int64, ascending in each row, and their weights [T, k] float32."""
-        logits = F.linear(x.float(), self.weight)
+        logits = self.logits(x)
         scores = logits.sigmoid() if self.config.scoring == "sigmoid" else logits.softmax(-1)
         ids = self._choose(scores).sort(dim=-1).values
         weights = scores.gather(1, ids)

@@ -1,0 +1,47 @@
+"""The operations that routing and experts are made of on the fused path: Triton kernels, or their plain twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+Op = Callable[..., Any]
+
+#: field of ``MoEOps`` -> (module in ``kernels``, function); the twin's module has "_torch" appended
+_PLACES = {
+    "route": ("router", "route"),
+    "fused_experts": ("fused_experts", "fused_experts"),
+    "grouped_swiglu": ("fused_experts", "grouped_swiglu_device"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEOps:
+    """One backend. The functions are those of ``moe.kernels``; their docstrings say shapes and dtypes."""
+
+    name: str  # "torch" or "triton"
+    route: Op  # from logits to experts, weights, slots and load counts
+    fused_experts: Op  # experts of tokens that are on this rank, weights applied
+    grouped_swiglu: Op  # experts of tokens that arrived sorted by slot
+
+    @classmethod
+    def load(cls, name: str) -> MoEOps:
+        """The kernels ("triton") or their twins ("torch").
+
+        Raises:
+            ValueError: another name, or Triton is not installed.
+        """
+        if name not in ("torch", "triton"):
+            raise ValueError(f"moe backend must be torch or triton, found {name!r}")
+        suffix = "_torch" if name == "torch" else ""
+        try:
+            found = {field: getattr(import_module(f".kernels.{m}{suffix}", __package__), f) for field, (m, f) in _PLACES.items()}
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] != "triton":
+                raise
+            raise ValueError(
+                "the triton backend needs the package triton, which is not installed; use --moe-runner-backend torch"
+            ) from None
+        return cls(name=name, **found)
