@@ -12,6 +12,8 @@ from ..attention.mla import layer_has_indexer
 from ..parallel.agree import together
 from ..parallel.grid import Grid, GridSpec
 from .config import EngineConfig
+from .graph_key import context_classes, graph_sizes
+from .graphs import DecodeGraphs
 from .memory import free_bytes, pool_pages
 from .model_config import ModelConfig
 from .models.build import Stage
@@ -66,10 +68,17 @@ def grid_spec(config: EngineConfig) -> GridSpec:
 
 def fill_weights(stage: Stage, folder: Path, config: EngineConfig, model: ModelConfig, *, progress: bool) -> LoadReport | None:
     """Read this rank's weights, or make them up (then there is no report)."""
+    report = None
     if config.load_format == "dummy":
         fill_dummy(stage.targets, config.seed)
-        return None
-    return load_weights(stage.targets, folder, model=model, known=lambda name: is_known(name, model), progress=progress)
+    else:
+        report = load_weights(stage.targets, folder, model=model, known=lambda name: is_known(name, model), progress=progress)
+    stage.model.settle()
+    stage.model.fuse(stage.attention_ops, stage.moe_ops)
+    if stage.attention_ops is not None or stage.moe_ops is not None:
+        stage.targets.clear()  # stacking moved weights; places of the old ones would keep their memory
+        torch.cuda.empty_cache()
+    return report
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
@@ -100,7 +109,42 @@ def make_runner(grid: Grid, stage: Stage, cache: KVCache, config: EngineConfig, 
     )
     if debug:
         cache.poison(range(cache.n_pages))
-    return Runner(grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug)
+    graphs = make_graphs(grid, stage, cache, tables, config, max_len) if uses_graphs(config, grid, stage) else None
+    return Runner(grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug, graphs=graphs)
+
+
+def uses_graphs(config: EngineConfig, grid: Grid, stage: Stage) -> bool:
+    """Whether decode steps of this rank are captured; the same on all ranks, as their settings and devices are."""
+    return why_eager(config, grid, stage) is None
+
+
+def why_eager(config: EngineConfig, grid: Grid, stage: Stage) -> str | None:
+    """What keeps decode steps from being captured; None when nothing does."""
+    if grid.device.type != "cuda":
+        return "there is no CUDA device"
+    if config.enforce_eager:
+        return "enforce_eager asks for it"
+    if grid.spec.pp > 1:
+        return "a step of several pipeline stages is no single graph"
+    if grid.spec.tp > 1:
+        return "collectives of tensor parallelism are not captured"
+    if not stage.capturable:
+        return "a kernel backend or the all-to-all waits for the device in every step"
+    return None
+
+
+def make_graphs(grid: Grid, stage: Stage, cache: KVCache, tables: DeviceTables, config: EngineConfig, max_len: int) -> DecodeGraphs:
+    """The graphs of this rank's decode steps, none captured yet."""
+    indexer = stage.model.config.attention.indexer
+    return DecodeGraphs(
+        model=stage.model,
+        cache=cache,
+        tables=tables,
+        page_size=config.page_size,
+        streams=tables.staging.streams,
+        sizes=graph_sizes(config.max_num_seqs, config.cuda_graph_max_bs, config.cuda_graph_bs),
+        contexts=context_classes(max_len, None if indexer is None else indexer.topk),
+    )
 
 
 def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, max_len: int) -> Scheduler:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .graph_key import graph_sizes
+
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, group: str = "engine") -> Any:
     """A dataclass field that is also a flag: ``--<field-name>`` and ``aliases``, with one line of help."""
@@ -38,9 +40,37 @@ class EngineConfig:
         choices=("auto", "bfloat16", "float32", "fp8"),
         group="device",
     )
+    fp8_gemm_backend: str = option(
+        "auto",
+        "Products with block-FP8 weights: kept FP8 on CUDA (auto), widened at load (dequantise), or by the backend named.",
+        choices=("auto", "dequantise", "torch", "triton", "deep_gemm"),
+        group="device",
+    )
+    attention_backend: str = option(
+        "auto",
+        "Attention, indexer and top-k: Triton kernels on CUDA (auto), these with FlashMLA's sparse attention, or plain torch.",
+        choices=("auto", "torch", "triton", "flash_mla"),
+        group="device",
+    )
+    moe_runner_backend: str = option(
+        "auto", "Routing and experts: Triton kernels on CUDA (auto), or plain torch.", choices=("auto", "torch", "triton"), group="device"
+    )
     page_size: int = option(64, "Tokens per KV page, a power of two from 1 to 256.", "--block-size", group="device")
     max_total_tokens: int | None = option(None, "Tokens the KV pool of one DP rank holds; sized from memory by default.", group="device")
     gpu_memory_utilization: float = option(0.9, "Share of device memory the engine may use.", "--mem-fraction-static", group="device")
+    enforce_eager: bool = option(False, "Run every step eagerly, without CUDA graphs.", "--disable-cuda-graph", group="device")
+    cuda_graph_max_bs: int | None = option(
+        None,
+        "Most decode rows that run from a CUDA graph; max_num_seqs, at most 256, by default.",
+        "--max-cudagraph-capture-size",
+        group="device",
+    )
+    cuda_graph_bs: tuple[int, ...] | None = option(
+        None, "Batch sizes to capture; 1, 2, 4, 8, 16, 24, 32, 48, ... by default.", "--cudagraph-capture-sizes", group="device"
+    )
+    cuda_graph_capture: str = option(
+        "start", "Capture all graphs at the start, or each one when it is first needed.", choices=("start", "lazy"), group="device"
+    )
 
     tensor_parallel_size: int = option(1, "Ranks that share the attention of one request.", "-tp", "--tp-size", group="parallel")
     pipeline_parallel_size: int = option(1, "Pipeline stages.", "-pp", "--pp-size", group="parallel")
@@ -106,10 +136,11 @@ def check_config(config: EngineConfig) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
+    graph_sizes(config.max_num_seqs, config.cuda_graph_max_bs, config.cuda_graph_bs)
     if not 0.0 < config.gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
-    if config.dist_timeout <= 0:
-        raise ValueError(f"dist_timeout must be above 0 seconds, found {config.dist_timeout}")
+    if not 0.0 < config.dist_timeout <= 1e6:  # written so that NaN is refused too
+        raise ValueError(f"dist_timeout must be above 0 seconds and at most 1000000, found {config.dist_timeout}")
     if config.seed < 0:
         raise ValueError(f"seed must be 0 or more, found {config.seed}")
     if config.max_model_len is not None and config.max_model_len < 2:

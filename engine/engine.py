@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,9 +12,20 @@ from typing import Any
 import torch
 
 from ..parallel.agree import together
+from ..parallel.debug import debugging
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
-from .assembly import fill_weights, grid_spec, make_cache, make_runner, make_scheduler, resolve_device, resolve_dtype, resolve_max_len
+from .assembly import (
+    fill_weights,
+    grid_spec,
+    make_cache,
+    make_runner,
+    make_scheduler,
+    resolve_device,
+    resolve_dtype,
+    resolve_max_len,
+    why_eager,
+)
 from .call import Params, Prompt
 from .config import EngineConfig, check_config
 from .driver import Driver, protected
@@ -23,12 +33,13 @@ from .front import Front, StreamChunk
 from .hf_config.model_parser import parse_model_config
 from .host_memory import keep_freed_memory
 from .leader import Leader
+from .messages import Refusal
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
 from .runner import Runner
 from .text.chat import render_chat
 from .text.tokenizer import Tokenizer
-from .weights.hub import resolve_model
+from .weights.hub import SHAPES, resolve_model
 from .weights.loader import LoadReport
 
 log = logging.getLogger("rorqual")
@@ -45,8 +56,11 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         check_config(config)
+        if config.model in SHAPES and config.load_format != "dummy":
+            raise ValueError(f"model {config.model!r} is a configuration without weights; add --load-format dummy")
         self.config = config
-        self.debug = os.environ.get("RORQUAL_DEBUG", "0") not in ("", "0")
+        self.debug = debugging()
+        self._in_call = self._closed = False
         device = resolve_device(config.device)
         if device.type == "cpu":
             keep_freed_memory()
@@ -54,7 +68,8 @@ class Engine:
         self.model_config: ModelConfig = parse_model_config(self.folder)
         self.max_model_len = resolve_max_len(config, self.model_config)
         self.dtype = resolve_dtype(config, self.model_config)
-        self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(self._tokenizer_folder())
+        no_text = config.skip_tokenizer_init or (config.model in SHAPES and config.tokenizer is None)
+        self.tokenizer = None if no_text else Tokenizer.load(self._tokenizer_folder())
         self.grid = Grid.create(grid_spec(config), device, config.dist_timeout)
         with protected(self.grid, close=True):
             self._make()
@@ -68,6 +83,8 @@ class Engine:
         report = together(grid, lambda: fill_weights(self.stage, self.folder, config, model, progress=progress))
         cache = make_cache(grid, self.stage, config, model, self.dtype, self.max_model_len)
         self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug)
+        if config.cuda_graph_capture == "start":
+            together(grid, self.runner.capture_graphs)
         plans = Mailbox(grid.replica)
         self.leader = self.front = None
         if grid.is_leader:
@@ -88,17 +105,35 @@ class Engine:
             log.info("%s", report.summary())
         cache = self.runner.cache
         log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", cache.n_pages, cache.page_size, cache.bytes_per_token)
+        if self.runner.graphs is not None:
+            log.info("%s", self.runner.graphs.summary())
+        elif self.grid.device.type == "cuda":
+            log.info("Decode steps run eagerly: %s", why_eager(self.config, self.grid, self.stage))
 
     def _tokenizer_folder(self) -> Path:
         return self.folder if self.config.tokenizer is None else resolve_model(self.config.tokenizer, self.config.revision)
 
     def run(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> Iterator[StreamChunk]:
-        """Run one call to its end (see ``Driver.run``)."""
-        start = time.monotonic()
+        """Run one call to its end (see ``Driver.run``).
+
+        Raises:
+            ValueError: the engine is closed, or another call has not ended. The latter may be so on rank 0 alone, whose
+                stream was left open: it ends all ranks.
+        """
+        self._check_not_closed()
+        with protected(self.grid, shared=Refusal):
+            if self._in_call:
+                raise ValueError("another call has not ended; read its stream to the end, or close it, before the next call")
+        start, self._in_call = time.monotonic(), True
         try:
             yield from self.driver.run(prompts, params, priority)
         finally:
+            self._in_call = False
             self._run_seconds += time.monotonic() - start
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ValueError("this LLM is closed; make another")
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **template_args: Any) -> list[int]:
         """One conversation as token ids.
@@ -117,6 +152,9 @@ class Engine:
         row: dict[str, Any] = {"rank": grid.rank, "pp": grid.pp_rank, "dp": grid.dp_rank, "tp": grid.tp_rank}
         row |= {"layers": [self.stage.layers.start, self.stage.layers.stop], "tokens": stats.tokens, "samples": stats.samples}
         row |= {"steps": stats.steps, "idle_steps": stats.idle_steps, "busy_seconds": stats.busy_seconds}
+        row["graph_steps"], row["host_waits"] = stats.graph_steps, self.runner.streams.waits
+        if self.runner.graphs is not None:
+            row["graphs"] = vars(self.runner.graphs.stats)
         row["intervals"] = list(stats.intervals)
         if self.stage.placement is not None and self.stage.load is not None:
             row["experts"] = self.stage.placement.slots_per_rank
@@ -128,7 +166,12 @@ class Engine:
         return row
 
     def stats(self) -> dict[str, Any]:
-        """Counters of every rank, on rank 0 (collective); {} elsewhere. ``expert_load`` sums all ranks."""
+        """Counters of every rank, on rank 0 (collective); {} elsewhere. ``expert_load`` sums all ranks.
+
+        Raises:
+            ValueError: the engine is closed.
+        """
+        self._check_not_closed()
         mine = json.dumps(self.rank_stats()).encode()
         world = self.grid.world
         if world.index != 0:
@@ -140,7 +183,10 @@ class Engine:
         return {"ranks": rows, "seconds": self._run_seconds, "expert_load": total}
 
     def close(self) -> None:
-        """Release dispatcher and groups."""
+        """Release dispatcher and groups; nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
         if self.stage.dispatcher is not None:
             self.stage.dispatcher.close()
         self.grid.close()

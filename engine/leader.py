@@ -12,6 +12,7 @@ import numpy as np
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .codec import encode_plan
+from .graph_key import decode_context
 from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, Refusal, decode_commands, encode_commands
 from .plan import I32, StepPlan
 from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
@@ -96,6 +97,7 @@ class Leader:
         outbox, self.events = self.events, []
         if self._solo:
             plan.dp_tokens = np.array([plan.n_tokens], dtype=np.int32)
+            plan.dp_context = np.array([decode_context(plan)], dtype=np.int32)
             done = not more and not outbox and not self.scheduler.has_work
         else:
             try:
@@ -124,20 +126,20 @@ class Leader:
         front = leaders.index == 0
         news = encode_commands(commands) if front and commands else b""
         events = b"" if front or not outbox else json.dumps(to_wire(outbox)).encode()
-        row = [plan.n_tokens, int(self.scheduler.has_work), len(news), len(events), int(more or bool(outbox and front))]
-        table = leaders.gather_ints(row)
-        plan.dp_tokens = table[:, 0].astype(np.int32)
-        if table[0, 2]:
+        unfinished = [int(self.scheduler.has_work), len(news), len(events), int(more or bool(outbox and front))]
+        table = leaders.gather_ints([plan.n_tokens, decode_context(plan), *unfinished])
+        plan.dp_tokens, plan.dp_context = table[:, 0].astype(np.int32), table[:, 1].astype(np.int32)
+        if table[0, 3]:
             for command in decode_commands(leaders.broadcast_bytes(news if front else None, 0)):
                 self.take(command)
         collected = outbox if front else []
         for index in range(1, leaders.size):
-            if table[index, 3]:
+            if table[index, 4]:
                 if front:
                     collected = collected + from_wire(json.loads(leaders.recv_bytes(index)))
                 elif leaders.index == index:
                     leaders.send_bytes(events, 0)
-        return collected, not table[:, 1:].any()
+        return collected, not table[:, 2:].any()
 
     def _launch(self, plan: StepPlan) -> None:
         """Run the plan on every rank of the replica, unless no replica has anything to run."""

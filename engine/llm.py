@@ -93,7 +93,16 @@ class LLM:
 
         Args:
             messages: dicts with "role" and "content", or a list of such lists.
+            sampling_params: for all conversations, or one for each; defaults where None.
+            use_tqdm: show progress on rank 0.
             template_args: ``tools``, ``thinking``, ``add_generation_prompt``.
+
+        Returns:
+            On rank 0 one output per conversation, in order; elsewhere [].
+
+        Raises:
+            ValueError: on every rank, when there is no tokenizer or chat format, or a conversation or a parameter is refused;
+                nothing has run then.
         """
         talks = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         return self.generate(self.render_chats(talks, **template_args), sampling_params, use_tqdm=use_tqdm)

@@ -38,6 +38,7 @@ def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int
     if fits < 1:
         raise ValueError(
             f"no KV page fits: one page of {page} tokens takes {bytes_per_token * page} bytes, {available} bytes are free; "
-            "raise gpu_memory_utilization, or use more ranks"
+            "use more ranks, a smaller page_size or a narrower kv_cache_dtype; on a GPU raise gpu_memory_utilization, "
+            f"on CPUs free host memory, of which ranks take {CPU_SHARE:.0%}"
         )
     return min(useful, fits)

@@ -42,6 +42,7 @@ class StepPlan:
     new_bans: I64 = field(default_factory=lambda: _empty((0, 3), np.int64))  # [B, 3]: slot, length until which it lasts, token id
     freed_pages: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # pages freed since the last plan; poisoned in debug mode
     dp_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] tokens of this step on every DP rank, agreed
+    dp_context: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] graph_key.decode_context of every DP rank, agreed
 
     @property
     def n_rows(self) -> int:

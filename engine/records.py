@@ -59,22 +59,18 @@ class Record:
     def event(self, token: int, row: LogprobRow | None, text: str) -> Event:
         """The event of one new token, with the end of the request if it has ended."""
         request = self.request
-        first = len(request.output_ids) == 1
-        event = Event(
-            request_id=request.request_id,
-            token_ids=[token],
-            text=text,
-            logprobs=None if row is None else [row],
-            prompt_logprobs=self.prompt_logprobs() if first else None,
-        )
-        return self.close(event)
+        event = Event(request_id=request.request_id, token_ids=[token], text=text)
+        if row is not None:
+            event.logprobs = [row]
+        if len(request.output_ids) == 1:
+            event.prompt_logprobs = self.prompt_logprobs()
+        return self.close(event) if request.state is RequestState.FINISHED else event
 
     def close(self, event: Event) -> Event:
-        """Add the reason and the counts when the request has ended."""
+        """Add the reason and the counts of a request that has ended."""
         request = self.request
-        if request.state is RequestState.FINISHED:
-            assert request.finish_reason is not None
-            event.finish_reason, event.stop_reason = request.finish_reason.value, request.stop_reason
+        assert request.finish_reason is not None
+        event.finish_reason, event.stop_reason = request.finish_reason.value, request.stop_reason
         event.preemptions = request.preemptions
         event.cached_tokens = min(request.cached, len(request.prompt_ids))  # a preempted one finds its own output cached too
         return event

@@ -28,6 +28,10 @@ class PromptRows:
         return len(self.token)
 
 
+_NONE = np.zeros(0, dtype=np.int64)
+NO_PROMPT_ROWS = PromptRows(token=_NONE, row=_NONE, position=_NONE)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Wanted:
     """What a plan asks to be returned; known on every rank before the step runs."""
@@ -60,8 +64,7 @@ def prompt_rows(plan: StepPlan, tables: DeviceTables) -> PromptRows:
     """The prompt tokens whose logprobs ``plan`` is to give."""
     asked = tables.sampling.host_prompt_logprobs[plan.slots] >= 0
     if not asked.any():
-        none = np.zeros(0, dtype=np.int64)
-        return PromptRows(token=none, row=none, position=none)
+        return NO_PROMPT_ROWS
     row = np.repeat(np.arange(plan.n_rows), plan.counts)
     offset = np.arange(plan.n_tokens) - np.repeat(np.cumsum(plan.counts) - plan.counts, plan.counts)
     scored = plan.starts[row].astype(np.int64) + offset + 1
@@ -87,23 +90,3 @@ def pack_logprobs(tokens: torch.Tensor, found: TopLogprobs, top: int) -> torch.T
     ids = torch.nn.functional.pad(found.top_ids.double(), (0, pad), value=-1.0)
     values = torch.nn.functional.pad(found.top_logprobs.double(), (0, pad), value=float("-inf"))
     return torch.cat([head, ids, values], dim=1)
-
-
-class HostCopy:
-    """A device tensor on its way to the host. On the CPU it is there already; on CUDA an event tells when it is."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if tensor.device.type == "cuda":
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        else:
-            self._host = tensor
-
-    def wait(self) -> torch.Tensor:
-        """The tensor on the host, complete."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -14,28 +14,19 @@ from ..attention.kv.cache import KVCache
 from ..attention.mla import layer_has_indexer
 from ..parallel.grid import Grid
 from ..parallel.pipeline import Pipe
+from .graph_key import GraphKey, decode_context
+from .graphs import DecodeGraphs
+from .head import Head, HeadJob, head_job
 from .models.build import Stage
 from .plan import StepPlan
-from .results import HostCopy, StepResult, Wanted, pack_logprobs, wanted
-from .sampling.logprobs import gather_logprobs
-from .sampling.sampler import sample
+from .profile import StepTrace
+from .results import NO_PROMPT_ROWS, StepResult, Wanted, wanted
+from .runner_stats import RunnerStats
+from .staging import Staging
+from .streams import HostCopy, Streams
 from .tables import DeviceTables
 
-#: rows of the vocabulary scored at once when a prompt's log-probabilities are wanted
-SCORE_ROWS = 512
 CPU = torch.device("cpu")
-
-
-@dataclass(kw_only=True)
-class RunnerStats:
-    """Counters of one rank since the start."""
-
-    steps: int = 0  # steps run
-    idle_steps: int = 0  # steps run without tokens, because another replica had some
-    tokens: int = 0  # tokens computed
-    samples: int = 0  # tokens sampled
-    busy_seconds: float = 0.0  # host time in model, sampler and transfers of this stage
-    intervals: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=4096))  # (step, start, end), time.monotonic
 
 
 class PendingResult:
@@ -63,6 +54,7 @@ class Runner:
         tables: DeviceTables,
         dtype: torch.dtype,
         debug: bool,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.grid = grid
         self.stage = stage
@@ -70,10 +62,29 @@ class Runner:
         self.tables = tables
         self.dtype = dtype
         self.debug = debug
+        self.graphs = graphs  # None: every step runs eagerly
         self.stats = RunnerStats()
         self.pipe = Pipe(grid.world)
+        self.head = Head(stage.model, tables)
+        self.trace: StepTrace | None = None  # set while steps are profiled
         self._awaited: deque[tuple[StepPlan, Wanted]] = deque()  # first stage: results still at the last stage
         self._ready: dict[int, tuple[HostCopy, HostCopy | None]] = {}  # leader: results on their way to the host
+
+    @property
+    def staging(self) -> Staging:
+        """How arrays get to the device."""
+        return self.tables.staging
+
+    @property
+    def streams(self) -> Streams:
+        """How results get to the host."""
+        return self.tables.staging.streams
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture the graphs of all decode steps now. Collective where the model's steps are."""
+        if self.graphs is not None:
+            self.graphs.capture_all()
 
     # ---- one step
 
@@ -82,18 +93,67 @@ class Runner:
         """Run one step. Launches on the device and returns; only the pipeline's receives block."""
         self.grid.progress.step = plan.step
         self._absorb(plan.step - self.grid.spec.pp)
-        self.tables.apply(plan)
-        if self.debug and len(plan.freed_pages):
-            self.cache.poison(plan.freed_pages)
-        want = wanted(plan, self.tables)
-        slots = torch.from_numpy(plan.slots.astype(np.int64)).to(self.grid.device)
-        batch = AttentionBatch.build(plan.starts, plan.counts, self.tables.pages[slots], self.cache.page_size, self.grid.device)
-        x, topk = self._enter(plan, batch, slots)
+        key = self.graphs.key(plan) if self.graphs is not None and self.stage.capturable else None
+        with self._traced(plan, key):
+            self.tables.apply(plan, pages=key is None or not self._fits(plan, key))
+            if self.debug and len(plan.freed_pages):
+                self.cache.poison(plan.freed_pages)
+            start = time.monotonic()
+            if key is None:
+                want = wanted(plan, self.tables)
+                start = self._run(plan, want)
+            else:
+                want = self._replay(plan, key)
+        self.stats.count(plan, start, from_graph=key is not None)
+        return PendingResult(self, plan.step, want)
+
+    def _traced(self, plan: StepPlan, key: GraphKey | None) -> AbstractContextManager[None]:
+        return nullcontext() if self.trace is None else self.trace.step(plan, key)
+
+    def _fits(self, plan: StepPlan, key: GraphKey) -> bool:
+        assert self.graphs is not None
+        return self.graphs.fits(plan, key)
+
+    def _replay(self, plan: StepPlan, key: GraphKey) -> Wanted:
+        """Run a step of pure decode rows from its graph; what is more than the highest logit is sampled after it."""
+        graphs, tables = self.graphs, self.tables
+        assert graphs is not None
+        if not self.debug and tables.sampling.host_plain[plan.slots].all():
+            outputs = graphs.run(plan, key, None)
+            if self.grid.is_leader and plan.n_rows:
+                self._ready[plan.step] = (outputs.tokens, None)
+            return Wanted(samples=plan.n_rows, prompt=NO_PROMPT_ROWS, top=-1)
+        want = wanted(plan, tables)
+        job = head_job(plan, want, tables)
+        outputs = graphs.run(plan, key, job.rows)
+        found = outputs.arrays(job.rows)
+        if len(want.prompt):
+            found |= self.staging.upload({k: v for k, v in job.arrays(plan).items() if k.startswith("prompt")})
+        self._give(plan, *self.head.run(job, outputs.hidden, found, outputs.logits))
+        return want
+
+    def _run(self, plan: StepPlan, want: Wanted) -> float:
+        """Run a step eagerly; returns when the model began."""
+        last = self.grid.is_last_stage and want.anything
+        job = head_job(plan, want, self.tables) if last else None
+        arrays = {"slots": plan.slots.astype(np.int64), "starts": plan.starts.astype(np.int64)}
+        found = self.staging.upload(arrays if job is None else arrays | job.arrays(plan))
+        batch = self._batch(plan, found)
+        x, topk = self._enter(plan, batch, found["slots"])
         start = time.monotonic()
         x, topk = self.stage.model(x, batch, self.cache, topk)
-        self._leave(plan, want, batch, x, topk, slots)
-        self._count(plan, start)
-        return PendingResult(self, plan.step, want)
+        self._leave(plan, want, batch, x, topk, job, found)
+        return start
+
+    def _batch(self, plan: StepPlan, found: dict[str, torch.Tensor]) -> AttentionBatch:
+        """What attention sees of the plan. Decode rows need no arithmetic on the host where the model takes static batches."""
+        pages = self.tables.pages[found["slots"]]
+        longest = decode_context(plan)
+        if self.stage.capturable and longest > 0:
+            rows = torch.arange(plan.n_rows, device=self.grid.device)
+            bound = min(1 << (longest - 1).bit_length(), pages.shape[1] * self.cache.page_size)  # few bounds, few kinds of launches
+            return AttentionBatch.static(found["starts"], rows, pages, self.cache.page_size, max_context=bound)
+        return AttentionBatch.build(plan.starts, plan.counts, pages, self.cache.page_size, self.grid.device)
 
     def _enter(self, plan: StepPlan, batch: AttentionBatch, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Input of this stage: embedded tokens, or what the stage before sends."""
@@ -120,63 +180,41 @@ class Runner:
         return config.indexer.topk if batch.max_context > config.indexer.topk else 0
 
     def _leave(
-        self, plan: StepPlan, want: Wanted, batch: AttentionBatch, x: torch.Tensor, topk: torch.Tensor | None, slots: torch.Tensor
+        self,
+        plan: StepPlan,
+        want: Wanted,
+        batch: AttentionBatch,
+        x: torch.Tensor,
+        topk: torch.Tensor | None,
+        job: HeadJob | None,
+        found: dict[str, torch.Tensor],
     ) -> None:
         """Send to the next stage, or sample."""
         grid = self.grid
-        if not grid.is_last_stage:
-            assert grid.next_rank is not None
-            self.pipe.send_async(x, grid.next_rank)
-            if self._shared_width(batch, self.stage.layers.stop):
-                assert topk is not None
-                self.pipe.send_async(topk, grid.next_rank)
-            if grid.is_first_stage and want.anything:
-                self._awaited.append((plan, want))
+        if grid.is_last_stage:
+            if job is not None:
+                self._give(plan, *self.head.run(job, x, found))
             return
-        if not want.anything:
-            return
-        tokens, table = self._sample(plan, want, x, slots)
-        if grid.spec.pp > 1:
+        assert grid.next_rank is not None
+        self.pipe.send_async(x, grid.next_rank)
+        if self._shared_width(batch, self.stage.layers.stop):
+            assert topk is not None
+            self.pipe.send_async(topk, grid.next_rank)
+        if grid.is_first_stage and want.anything:
+            self._awaited.append((plan, want))
+
+    def _give(self, plan: StepPlan, tokens: torch.Tensor, table: torch.Tensor | None) -> None:
+        """Send a step's results towards the leader."""
+        if self.grid.spec.pp > 1:
             # Over the host: on one NCCL channel, tokens going back and hidden states going forth could wait for each other.
-            self.pipe.send_async(tokens.cpu(), grid.first_stage_peer)
-            if table is not None:
-                self.pipe.send_async(table.cpu(), grid.first_stage_peer)
-        elif grid.is_leader:
-            self._ready[plan.step] = (HostCopy(tokens), None if table is None else HostCopy(table))
+            for copy in self._download(tokens, table):
+                if copy is not None:
+                    self.pipe.send_async(copy.wait(), self.grid.first_stage_peer)
+        elif self.grid.is_leader:
+            self._ready[plan.step] = self._download(tokens, table)
 
-    def _sample(self, plan: StepPlan, want: Wanted, x: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sample the rows that end at their last token and score wanted prompt positions; writes the token table."""
-        device, top = self.grid.device, want.top
-        rows = np.flatnonzero(plan.samples)
-        last = torch.from_numpy(np.cumsum(plan.counts)[rows] - 1).to(device)
-        ends = torch.from_numpy((plan.starts + plan.counts)[rows].astype(np.int64)).to(device)
-        picked = slots[torch.from_numpy(rows).to(device)]
-        parts: list[torch.Tensor] = []
-        tokens = torch.empty(0, dtype=torch.int64, device=device)
-        if len(rows):
-            logits = self.stage.model.logits(x[last])
-            host_slots, longest = plan.slots[rows], int((plan.starts + plan.counts)[rows].max())
-            tables = self.tables
-            result = sample(logits, picked, ends, tables.sampling, tables.tokens, ends, host_slots=host_slots, max_length=longest)
-            tokens = result.tokens
-            tables.tokens[picked, ends] = tokens.to(torch.int32)
-            if top >= 0:
-                found = result.logprobs if result.logprobs is not None else gather_logprobs(logits, tokens, 0)
-                parts.append(pack_logprobs(tokens, found, top))
-        if len(want.prompt):
-            parts.extend(self._score_prompt(want, x, slots))
-        return tokens, torch.cat(parts) if top >= 0 else None
-
-    def _score_prompt(self, want: Wanted, x: torch.Tensor, slots: torch.Tensor) -> list[torch.Tensor]:
-        """Log-probability rows of prompt tokens, in blocks of positions."""
-        where, row, position = (torch.from_numpy(a).to(x.device) for a in (want.prompt.token, want.prompt.row, want.prompt.position))
-        target = self.tables.tokens[slots[row], position].long()
-        parts = []
-        for block in range(0, len(target), SCORE_ROWS):
-            tokens = target[block : block + SCORE_ROWS]
-            logits = self.stage.model.logits(x[where[block : block + SCORE_ROWS]])
-            parts.append(pack_logprobs(tokens, gather_logprobs(logits, tokens, want.top), want.top))
-        return parts
+    def _download(self, tokens: torch.Tensor, table: torch.Tensor | None) -> tuple[HostCopy, HostCopy | None]:
+        return self.streams.download(tokens), None if table is None else self.streams.download(table)
 
     # ---- results
 
@@ -188,11 +226,12 @@ class Runner:
             tokens = self.pipe.recv((want.samples,), torch.int64, peer, CPU)
             shape = want.table_shape
             table = None if shape is None else self.pipe.recv(shape, torch.float64, peer, CPU)
-            slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64)).to(self.grid.device)
-            ends = torch.from_numpy((plan.starts + plan.counts)[plan.samples].astype(np.int64)).to(self.grid.device)
-            self.tables.tokens[slots, ends] = tokens.to(self.grid.device, torch.int32)
+            ends = (plan.starts + plan.counts)[plan.samples].astype(np.int64)
+            slots = plan.slots[plan.samples].astype(np.int64)
+            found = self.staging.upload({"slots": slots, "ends": ends, "tokens": tokens.numpy().astype(np.int32)})
+            self.tables.tokens[found["slots"], found["ends"]] = found["tokens"]
             if self.grid.is_leader:
-                self._ready[plan.step] = (HostCopy(tokens), None if table is None else HostCopy(table))
+                self._ready[plan.step] = self._download(tokens, table)
 
     @torch.inference_mode()
     def collect(self, pending: PendingResult) -> StepResult:
@@ -214,14 +253,3 @@ class Runner:
             self._absorb(self._awaited[0][0].step)
         self.pipe.drain()
         self._ready.clear()
-
-    def _count(self, plan: StepPlan, start: float) -> None:
-        end = time.monotonic()
-        stats = self.stats
-        stats.steps += 1
-        stats.idle_steps += int(plan.n_tokens == 0)
-        stats.tokens += plan.n_tokens
-        stats.samples += plan.n_samples
-        stats.busy_seconds += end - start
-        if plan.n_tokens:
-            stats.intervals.append((plan.step, start, end))

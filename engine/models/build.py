@@ -6,16 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
+from ...attention.ops import AttentionOps
 from ...comm.dispatcher import Dispatcher, EPSpec
 from ...comm.select import make_dispatcher
 from ...moe.exchange import ExpertExchange
 from ...moe.load import ExpertLoad
+from ...moe.ops import MoEOps
 from ...moe.placement import Placement
 from ...parallel.grid import Grid
+from ...parallel.linear import use_fp8_backend
 from ...parallel.shard import shard_model
 from ..config import EngineConfig
 from ..model_config import ModelConfig
 from ..weights.target import Target
+from .backends import keeps_fp8, narrow, pick_ops
 from .deepseek import DeepseekForCausalLM
 from .shards import SHARD_TABLE, stage_layers
 from .targets import materialise, weight_targets
@@ -31,6 +35,14 @@ class Stage:
     load: ExpertLoad | None  # expert load counts, None without experts
     placement: Placement | None  # physical slots, None without experts
     dispatcher: Dispatcher | None  # all-to-all of this rank, None without experts
+    attention_ops: AttentionOps | None = None  # what attention runs by once the weights are in place; None: the torch path
+    moe_ops: MoEOps | None = None  # what routing and experts run by
+    still: bool = False  # a step of single tokens makes no host sync and has no shape that depends on values
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold a step of single tokens. A planted selection runs on the torch path, which it cannot."""
+        return self.still and self.model.selection == "indexer"
 
 
 def expert_ranks(config: EngineConfig, grid: Grid) -> int:
@@ -90,17 +102,34 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
         with torch.device("meta"):
             model = DeepseekForCausalLM(model_config, layers, n_slots=n_slots, expert_inner=inner.stop - inner.start)
             shard_model(model, SHARD_TABLE, grid.tp)
+            if keeps_fp8(config, model_config, grid.device):
+                narrow(model, model_config, inner)
     finally:
         torch.set_default_dtype(before)
     materialise(model, grid.device)
     model.eval()
     targets = weight_targets(model, placement, ep_rank=grid.ep.index if spread > 1 else 0, inner=inner)
     load, dispatcher = None, None
+    attention_ops, moe_ops = pick_ops(config, model_config, grid.device)
     if moe is not None and placement is not None:
         load = ExpertLoad(model_config.n_layers, moe.n_experts, grid.device)
         load.enabled = config.enable_expert_load
         dispatcher = _connect(model, model_config, config, grid, placement, load, spread, dtype)
-    return Stage(model=model, layers=layers, targets=targets, load=load, placement=placement, dispatcher=dispatcher)
+    if keeps_fp8(config, model_config, grid.device):
+        use_fp8_backend(config.fp8_gemm_backend, grid.device)
+    exchange = next((layer.exchange for layer in model.moe_layers()), None)
+    still = attention_ops is not None and (exchange is None or (moe_ops is not None and exchange.here))
+    return Stage(
+        model=model,
+        layers=layers,
+        targets=targets,
+        load=load,
+        placement=placement,
+        dispatcher=dispatcher,
+        still=still,
+        attention_ops=attention_ops,
+        moe_ops=moe_ops,
+    )
 
 
 def _connect(

@@ -6,11 +6,15 @@ import torch
 from torch import nn
 
 from ...attention.batch import AttentionBatch
+from ...attention.indexer import Indexer
 from ...attention.kv.cache import KVCache, LayerCache
 from ...attention.mla import MLA
 from ...attention.norm import RMSNorm
+from ...attention.ops import AttentionOps
 from ...attention.selection import Selection
 from ...moe.layer import MLP, MoE
+from ...moe.ops import MoEOps
+from ...moe.router import Router
 from ..model_config import ModelConfig
 
 
@@ -34,8 +38,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [T, hidden] -> ([T, hidden], keys this layer attended to, for layers that share them)."""
         attended, topk = self.self_attn(self.input_layernorm(x), batch, cache, shared_topk)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), topk
+        normed, x = self.post_attention_layernorm.after(attended, x)
+        return x + (self.mlp(normed, batch.n_valid) if isinstance(self.mlp, MoE) else self.mlp(normed)), topk
 
 
 class DeepseekModel(nn.Module):
@@ -58,6 +62,7 @@ class DeepseekForCausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.selection: Selection = "indexer"
+        self.fused = False  # attention runs on the fused path
         self.model = DeepseekModel(config, layers, n_slots=n_slots, expert_inner=expert_inner)
         last = layers.stop == config.n_layers
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False) if last else None
@@ -73,8 +78,13 @@ class DeepseekForCausalLM(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layers of this stage. x [T, hidden] -> ([T, hidden], last selection of keys)."""
         first = self.model.layer_range.start
+        fused = self.fused and self.selection == "indexer"
+        if fused and shared_topk is not None:
+            shared_topk = shared_topk.int()  # between stages it travels as int64
         for name, layer in self.model.layers.items():
             x, shared_topk = layer(x, batch, cache.layers[int(name) - first], shared_topk)
+        if fused and shared_topk is not None and self.lm_head is None:
+            shared_topk = shared_topk.long()  # for the next stage
         return x, shared_topk
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,6 +92,25 @@ class DeepseekForCausalLM(nn.Module):
         assert self.model.norm is not None and self.lm_head is not None
         scores: torch.Tensor = self.lm_head(self.model.norm(x))
         return scores.float()
+
+    def settle(self) -> None:
+        """Called once when all weights are in place: modules that keep derived copies make them."""
+        for module in self.modules():
+            if isinstance(module, (Router, Indexer)):
+                module.settle()
+
+    def fuse(self, attention: AttentionOps | None, moe: MoEOps | None) -> None:
+        """Run attention and experts by these operations from now on; None is the torch path. Called once weights are in place."""
+        self.fused = attention is not None
+        for module in self.modules():
+            if isinstance(module, MLA) and attention is not None:
+                module.fuse(attention)
+            elif isinstance(module, RMSNorm) and attention is not None:
+                module.kernel = attention.rms_norm
+            elif isinstance(module, MLP) and moe is not None:
+                module.fuse()
+            elif isinstance(module, MoE):
+                module.exchange.ops = moe
 
     def moe_layers(self) -> list[MoE]:
         """The sparse layers of this stage."""

@@ -19,6 +19,25 @@ SHARD_TABLE: dict[str, str] = {
 }
 
 
+#: linears that published FP8 checkpoints quantise and that are multiplied as FP8; ``kv_b_proj`` is not among them: the absorbed
+#: form multiplies by parts of it, in the compute dtype
+FP8_LINEARS: tuple[str, ...] = (
+    "self_attn.q_proj",
+    "self_attn.q_a_proj",
+    "self_attn.q_b_proj",
+    "self_attn.kv_a_proj_with_mqa",
+    "self_attn.o_proj",
+    "indexer.wq_b",
+    "indexer.wk",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+    "shared_experts.gate_proj",
+    "shared_experts.up_proj",
+    "shared_experts.down_proj",
+)
+
+
 def stage_layers(n_layers: int, n_stages: int, stage: int) -> range:
     """Layers of one pipeline stage: contiguous, as even as possible, later stages take the remainder.
 

@@ -13,7 +13,8 @@ from ..model_config import ModelConfig
 from ..weights.target import Target
 from .deepseek import DeepseekForCausalLM
 
-_EXPERT = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)")
+_EXPERT = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)(_scale_inv)?")
+_BLOCK = 128  # rows and columns that share an FP8 scale
 
 
 def _target(param: nn.Parameter) -> Target:
@@ -43,6 +44,25 @@ def _expert_targets(moe: MoE, prefix: str, config: ModelConfig, experts: list[in
             found.setdefault(f"{name}.{part}.weight", []).append(target)
         target = Target(tensor=moe.experts.down.data[slot], index=(slice(0, hidden), inner), full_shape=(hidden, wide))
         found.setdefault(f"{name}.down_proj.weight", []).append(target)
+        if moe.experts.fp8:
+            for key, targets in _scale_targets(moe, name, slot, wide, hidden, inner).items():
+                found.setdefault(key, []).extend(targets)
+    return found
+
+
+def _scale_targets(moe: MoE, name: str, slot: int, wide: int, hidden: int, inner: slice) -> dict[str, list[Target]]:
+    """Targets of the block scales of one slot."""
+    experts = moe.experts
+    assert experts.gate_up_scale_inv is not None and experts.down_scale_inv is not None
+    blocks = slice(inner.start // _BLOCK, -(-inner.stop // _BLOCK))
+    n_wide, n_hidden = -(-wide // _BLOCK), -(-hidden // _BLOCK)
+    found = {}
+    for part, row in (("gate_proj", 0), ("up_proj", 1)):
+        tensor = experts.gate_up_scale_inv.data[slot, row]
+        target = Target(tensor=tensor, index=(blocks, slice(0, n_hidden)), full_shape=(n_wide, n_hidden))
+        found[f"{name}.{part}.weight_scale_inv"] = [target]
+    target = Target(tensor=experts.down_scale_inv.data[slot], index=(slice(0, n_hidden), blocks), full_shape=(n_hidden, n_wide))
+    found[f"{name}.down_proj.weight_scale_inv"] = [target]
     return found
 
 

@@ -8,7 +8,11 @@ integers, in which addition has no rounding: a row gives the same token whatever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +20,7 @@ from numpy.typing import NDArray
 
 from .logprobs import TopLogprobs, gather_logprobs, sort_keys
 from .noise import uniform
+from .sample_rows import SampleRows
 from .sampler_table import SamplerTable
 
 #: probabilities relative to the likeliest token, in units of 2^-44: 2^17 tokens of weight 2^44 still fit int64
@@ -34,6 +39,13 @@ class SampleResult:
     logprobs: TopLogprobs | None = None  # of every row, as wide as the widest request; None when no row asked
 
 
+class RowsOnDevice(NamedTuple):
+    """The index lists of ``SampleRows`` on the device of the logits, int64."""
+
+    random: torch.Tensor
+    penalised: torch.Tensor
+
+
 def sample(
     logits: torch.Tensor,
     slots: torch.Tensor,
@@ -44,8 +56,10 @@ def sample(
     *,
     host_slots: NDArray[np.int32] | None = None,
     max_length: int | None = None,
+    rows: SampleRows | None = None,
+    device_rows: RowsOnDevice | None = None,
 ) -> SampleResult:
-    """Sample one token per row.
+    """Sample one token per row. With the keyword arguments given, and debug mode off, the host does not wait for the device.
 
     Args:
         logits: fp32 [n, V]; not changed.
@@ -56,6 +70,8 @@ def sample(
         lengths: int64 [n], tokens of ``token_table`` that count (prompt and output so far).
         host_slots: ``slots`` on the host; without it they are copied back, which waits for the device.
         max_length: a bound on ``lengths`` known to the host; the width of ``token_table`` by default.
+        rows: ``SampleRows.of(table, host_slots)``, made here when it is not given.
+        device_rows: its lists on the device, copied here when they are not given.
 
     Raises:
         FloatingPointError: debug mode, and a logit is NaN or +inf; names the slots.
@@ -65,23 +81,40 @@ def sample(
     host = slots.cpu().numpy() if host_slots is None else host_slots
     if table.debug:
         _check_finite(logits, host)
+    rows = SampleRows.of(table, host) if rows is None else rows
+    random, penalised = _on_device(rows, logits.device) if device_rows is None else device_rows
     raw, slots = logits, slots.long()
-    logits = _ban(logits, slots, lengths, table, host)
-    logits = _penalise(logits, slots, lengths, table, token_table, host, max_length)
-    tokens = _greedy(logits)
-    random_rows = np.flatnonzero(~table.host_greedy[host])
-    if len(random_rows):
-        rows = torch.from_numpy(random_rows).to(logits.device)
-        tokens = tokens.index_copy(0, rows, _draw(logits, rows, slots, positions, table))
-    width = int(table.host_logprobs[host].max())
-    return SampleResult(tokens=tokens, logprobs=gather_logprobs(raw, tokens, width) if width >= 0 else None)
+    if rows.banned:
+        logits = _ban(logits, slots, lengths, table)
+    if len(rows.penalised):
+        logits = _penalise(logits, penalised, slots, lengths, table, token_table, max_length)
+    tokens = greedy(logits)
+    if len(rows.random):
+        tokens = tokens.index_copy(0, random, _draw(logits, random, slots, positions, table))
+    return SampleResult(tokens=tokens, logprobs=gather_logprobs(raw, tokens, rows.logprobs) if rows.logprobs >= 0 else None)
 
 
-def _greedy(logits: torch.Tensor) -> torch.Tensor:
+def _on_device(rows: SampleRows, device: torch.device) -> RowsOnDevice:
+    return RowsOnDevice(torch.from_numpy(rows.random).to(device), torch.from_numpy(rows.penalised).to(device))
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
     """The highest logit of every row, the lowest id on ties: int64 [n]."""
     if logits.device.type == "cpu":  # numpy's search is vectorised, torch's is not
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
-    return torch.argmax(logits, dim=-1)
+    return _device_greedy()(logits)
+
+
+@cache
+def _device_greedy() -> Callable[[torch.Tensor], torch.Tensor]:
+    """The search on GPUs: a kernel where Triton is installed."""
+    if find_spec("triton") is None:
+        from .kernels.argmax_torch import greedy_tokens as plain
+
+        return plain
+    from .kernels.argmax import greedy_tokens
+
+    return greedy_tokens
 
 
 def _check_finite(logits: torch.Tensor, host: NDArray[np.int32]) -> None:
@@ -93,10 +126,8 @@ def _check_finite(logits: torch.Tensor, host: NDArray[np.int32]) -> None:
         raise FloatingPointError(f"logits are NaN or +inf in {len(bad)} of {len(host)} sampled rows: {where}")
 
 
-def _ban(logits: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, table: SamplerTable, host: NDArray[np.int32]) -> torch.Tensor:
+def _ban(logits: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, table: SamplerTable) -> torch.Tensor:
     """-inf for the banned ids of rows that are still shorter than their ban lasts."""
-    if not table.host_banned[host].any():
-        return logits
     ids, until = table.ban_ids[slots], table.ban_until[slots]
     active = (ids >= 0) & (lengths < until).unsqueeze(1)
     column = torch.where(active, ids, logits.shape[1])  # inactive entries go to a spare column
@@ -106,18 +137,14 @@ def _ban(logits: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, table
 
 def _penalise(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     slots: torch.Tensor,
     lengths: torch.Tensor,
     table: SamplerTable,
     token_table: torch.Tensor,
-    host: NDArray[np.int32],
     max_length: int | None,
 ) -> torch.Tensor:
-    """Repetition penalty on tokens of prompt and output, frequency and presence penalties on tokens of the output."""
-    penal_rows = np.flatnonzero(table.host_penalised[host])
-    if not len(penal_rows):
-        return logits
-    rows = torch.from_numpy(penal_rows).to(logits.device)
+    """Repetition penalty on tokens of prompt and output, frequency and presence penalties on tokens of the output; of ``rows``."""
     picked, length = slots[rows], lengths[rows].unsqueeze(1)
     width = min(max_length, token_table.shape[1]) if max_length is not None else token_table.shape[1]
     ids = token_table[picked, :width].long()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...parallel.debug import debugging
 from ..plan import FLOAT_COLUMNS, INT_COLUMNS
 from ..sampling_params import GREEDY_TEMPERATURE, SamplingParams
 
 _NO_BANS = np.zeros((0, 3), dtype=np.int64)
+#: arrays by name -> the same on the device
+Upload = Callable[[Mapping[str, NDArray[Any]]], dict[str, torch.Tensor]]
 
 
 class SamplerTable:
@@ -25,8 +28,8 @@ class SamplerTable:
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device | str, *, debug: bool | None = None) -> None:
-        """``debug`` checks logits for NaN; by default it is on when RORQUAL_DEBUG is 1."""
-        self.debug = os.environ.get("RORQUAL_DEBUG") == "1" if debug is None else debug
+        """``debug`` checks logits for NaN; by default it is on when RORQUAL_DEBUG is set."""
+        self.debug = debugging() if debug is None else debug
         self.device = torch.device(device)
         n = max_num_seqs
         self._floats = torch.zeros((n, len(FLOAT_COLUMNS)), dtype=torch.float64, device=self.device)
@@ -38,6 +41,7 @@ class SamplerTable:
         self.host_banned = np.zeros(n, dtype=np.bool_)
         self.host_logprobs = np.full(n, -1, dtype=np.int64)
         self.host_prompt_logprobs = np.full(n, -1, dtype=np.int64)
+        self.host_plain = np.ones(n, dtype=np.bool_)  # the highest logit is all that is wanted
         floats = dict(zip(FLOAT_COLUMNS, self._floats.unbind(1), strict=True))  # views: they follow ``set``
         ints = dict(zip(INT_COLUMNS, self._ints.unbind(1), strict=True))
         self.temperature, self.top_p, self.min_p = floats["temperature"], floats["top_p"], floats["min_p"]
@@ -45,18 +49,34 @@ class SamplerTable:
         self.repetition_penalty = floats["repetition_penalty"]
         self.prompt_len, self.top_k, self.seed = ints["prompt_len"], ints["top_k"], ints["seed"]
 
-    def set(self, new_ints: NDArray[np.int64], new_floats: NDArray[np.float64], new_bans: NDArray[np.int64] = _NO_BANS) -> None:
+    def set(
+        self,
+        new_ints: NDArray[np.int64],
+        new_floats: NDArray[np.float64],
+        new_bans: NDArray[np.int64] = _NO_BANS,
+        *,
+        upload: Upload | None = None,
+    ) -> None:
         """Fill the rows of requests that enter slots.
 
         ``new_ints`` [N, INT_COLUMNS], ``new_floats`` [N, FLOAT_COLUMNS] as in ``StepPlan``; ``new_bans`` int64 [B, 3]:
-        slot, length until which the ban lasts, token id (see ``ban_rows``).
+        slot, length until which the ban lasts, token id (see ``ban_rows``). ``upload`` brings arrays to the device, by a
+        plain copy if it is not given.
         """
         if len(new_ints) == 0:
             return
         slots = new_ints[:, INT_COLUMNS.index("slot")]
-        where = torch.from_numpy(slots.copy()).to(self.device)
-        self._ints[where] = torch.from_numpy(new_ints.astype(np.int64)).to(self.device)
-        self._floats[where] = torch.from_numpy(new_floats.astype(np.float64)).to(self.device)
+        arrays = {"slots": slots.astype(np.int64), "ints": new_ints.astype(np.int64), "floats": new_floats.astype(np.float64)}
+        bans = self._bans(slots, new_bans)
+        if bans is not None:
+            arrays["ban_ids"], arrays["ban_until"] = bans
+        found = (upload or self._copy)(arrays)
+        where = found["slots"]
+        self._ints[where] = found["ints"]
+        self._floats[where] = found["floats"]
+        if bans is not None:
+            self.ban_ids[where] = found["ban_ids"]
+            self.ban_until[where] = found["ban_until"]
         column = {name: new_floats[:, i] for i, name in enumerate(FLOAT_COLUMNS)}
         self.host_greedy[slots] = column["temperature"] < GREEDY_TEMPERATURE
         self.host_penalised[slots] = (
@@ -64,27 +84,34 @@ class SamplerTable:
         )
         self.host_logprobs[slots] = new_ints[:, INT_COLUMNS.index("logprobs")]
         self.host_prompt_logprobs[slots] = new_ints[:, INT_COLUMNS.index("prompt_logprobs")]
-        self._set_bans(slots, where, new_bans)
+        extra = self.host_penalised[slots] | self.host_banned[slots] | (self.host_logprobs[slots] >= 0)
+        self.host_plain[slots] = self.host_greedy[slots] & ~extra & (self.host_prompt_logprobs[slots] < 0)
 
-    def _set_bans(self, slots: NDArray[np.int64], where: torch.Tensor, new_bans: NDArray[np.int64]) -> None:
-        """Replace the bans of ``slots``; the table is widened when a request bans more ids than any before."""
+    def _copy(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+
+    def _bans(self, slots: NDArray[np.int64], new_bans: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Banned ids [N, width] and their lengths [N] of ``slots``; None when there were none and come none.
+
+        The table is widened when a request bans more ids than any before.
+        """
         assert np.isin(new_bans[:, 0], slots).all(), "a ban names a slot that no request enters"
-        stale = self.host_banned[slots].any()
+        stale = bool(self.host_banned[slots].any())
         self.host_banned[slots] = False
-        if len(new_bans) == 0:
-            if stale:
-                self.ban_ids[where] = -1
-            return
+        if len(new_bans) == 0 and not stale:
+            return None
         grouped = {int(slot): new_bans[new_bans[:, 0] == slot] for slot in np.unique(new_bans[:, 0])}
-        width = max(len(rows) for rows in grouped.values())
-        if width > self.ban_ids.shape[1]:
-            extra = width - self.ban_ids.shape[1]
+        extra = max((len(rows) for rows in grouped.values()), default=0) - self.ban_ids.shape[1]
+        if extra > 0:
             self.ban_ids = torch.nn.functional.pad(self.ban_ids, (0, extra), value=-1)
-        self.ban_ids[where] = -1
-        for slot, rows in grouped.items():
-            self.ban_ids[slot, : len(rows)] = torch.from_numpy(rows[:, 2].copy()).to(self.device)
-            self.ban_until[slot] = int(rows[0, 1])
-            self.host_banned[slot] = True
+        ids = np.full((len(slots), self.ban_ids.shape[1]), -1, dtype=np.int64)
+        until = np.zeros(len(slots), dtype=np.int64)
+        for place, slot in enumerate(slots.tolist()):
+            if slot in grouped:
+                rows = grouped[slot]
+                ids[place, : len(rows)], until[place] = rows[:, 2], rows[0, 1]
+                self.host_banned[slot] = True
+        return ids, until
 
 
 def ban_rows(slot: int, prompt_len: int, params: SamplingParams, eos_ids: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -62,9 +62,17 @@ class Tokenizer:
         With ``add_special_tokens`` the begin and end tokens are added as ``add_bos_token`` and ``add_eos_token`` of the
         configuration say; where it does not say, as the post-processor of ``tokenizer.json`` does. Text that comes out of a
         chat template has its own and is encoded without.
+
+        Raises:
+            ValueError: ``text`` is no string, or has half of a surrogate pair, which is no character.
         """
         if not isinstance(text, str):
             raise ValueError(f"text to encode must be a string, found {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            found = f"U+{ord(text[error.start]):04X} at place {error.start}"
+            raise ValueError(f"text to encode has the lone surrogate {found}, which is no character; remove or replace it") from None
         rules = "add_bos_token" in self.config or "add_eos_token" in self.config
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens and not rules).ids
         if add_special_tokens and rules:

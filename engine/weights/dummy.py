@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 
 import torch
 
 from .target import Target
 
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # step, and the two of the finaliser
+_STORED_NARROW = ("mlp.gate.weight", "weights_proj.weight")  # kept in fp32, but bf16 in published checkpoints
 _CHUNK = 1 << 22  # values made at once
 _STD = (4 * (65536**2 - 1) / 12) ** 0.5  # of the sum of four numbers uniform on 0..65535
+_FP8_STD = 64.0  # of FP8 values before scaling: near the middle of e4m3's range, and never past its end
 _MASK = (1 << 64) - 1
 
 
@@ -32,9 +36,10 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 def noise(index: torch.Tensor, key: int) -> torch.Tensor:
     """Near-normal float32 of mean 0 and deviation 1, one for each int64 in ``index``; streams differ by ``key``."""
-    x = index * _signed(0x9E3779B97F4A7C15) + _signed(key)
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    golden, mixer, final = map(_signed, _MULTIPLIERS)
+    x = index * golden + _signed(key)
+    x = (x ^ _shift(x, 30)) * mixer
+    x = (x ^ _shift(x, 27)) * final
     x = x ^ _shift(x, 31)
     total = (x & 0xFFFF) + (_shift(x, 16) & 0xFFFF) + (_shift(x, 32) & 0xFFFF) + _shift(x, 48)
     return (total - 2 * 65535).float() * (1.0 / _STD)
@@ -46,6 +51,9 @@ def mean_and_std(name: str, full_shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 0.02
     if name.endswith("bias"):
         return 0.0, 0.02
+    if name.endswith("_scale_inv"):
+        mean = (full_shape[-1] * 128.0) ** -0.5 / _FP8_STD
+        return mean, 0.1 * mean
     if "norm" in name:
         return 1.0, 0.1
     if "embed_tokens" in name:
@@ -72,13 +80,35 @@ def _linear_index(bounds: tuple[tuple[int, int], ...], full_shape: tuple[int, ..
     return index
 
 
+def _fill_fast(place: Target, key: int, mean: float, std: float) -> bool:
+    """Fill a matrix on a GPU in one pass, to the same bits; False where it is no matrix on a GPU, or Triton is missing."""
+    if not place.tensor.is_cuda or place.tensor.dim() != 2 or place.tensor.stride(1) != 1 or find_spec("triton") is None:
+        return False
+    from .dummy_kernel import fill_matrix
+
+    (r, c) = place.bounds
+    golden, mixer, final = map(_signed, _MULTIPLIERS)
+    fill_matrix(place.tensor, (r, c), place.full_shape[1], (_signed(key), golden, mixer, final), scale=1.0 / _STD, mean=mean, std=std)
+    return True
+
+
 def fill_dummy(targets: Mapping[str, list[Target]], seed: int) -> None:
     """Fill every target in place with random weights; equal (name, seed, full shape) give equal values everywhere."""
     for name, places in targets.items():
         key = (zlib.crc32(name.encode()) << 32) ^ (seed * 0x9E3779B1)
         for place in places:
             mean, std = mean_and_std(name, place.full_shape)
-            first = place.bounds[0][0]
-            for start, stop in _chunks(place.bounds):
-                index = _linear_index(((start, stop), *place.bounds[1:]), place.full_shape, place.tensor.device)
-                place.tensor[start - first : stop - first].copy_(noise(index, key) * std + mean)
+            if place.tensor.dtype == torch.float8_e4m3fn:
+                mean, std = 0.0, _FP8_STD
+            if not _fill_fast(place, key, mean, std):
+                _fill(place, key, mean, std)
+            if name.endswith(_STORED_NARROW):
+                place.tensor.copy_(place.tensor.bfloat16())
+
+
+def _fill(place: Target, key: int, mean: float, std: float) -> None:
+    """Fill one target by tensor operations, in pieces."""
+    first = place.bounds[0][0]
+    for start, stop in _chunks(place.bounds):
+        index = _linear_index(((start, stop), *place.bounds[1:]), place.full_shape, place.tensor.device)
+        place.tensor[start - first : stop - first].copy_(noise(index, key) * std + mean)

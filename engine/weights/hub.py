@@ -7,6 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 EMBEDDED = "tiny"
+#: configurations without weights, for benchmarks with load_format dummy: DeepSeek-V3.2's widths in one dense and three MoE layers
+SHAPES = ("v3.2-slice",)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
@@ -24,8 +26,20 @@ def embedded_model() -> Path:
     return found
 
 
+def shape_folder(name: str) -> Path:
+    """Folder of one of the embedded configurations without weights.
+
+    Raises:
+        ValueError: the package was installed without it.
+    """
+    found = resources.files(__name__.partition(".")[0]) / "launch" / "shapes" / name
+    if not isinstance(found, Path) or not (found / "config.json").is_file():
+        raise ValueError(f"the configuration {name!r} is not in this installation (looked in {found}); install the package again")
+    return found
+
+
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """Folder of a model: ``tiny`` (embedded), a folder, or a Hugging Face hub id, which is downloaded or found in the cache.
+    """Folder of a model: ``tiny`` (embedded), one of ``SHAPES``, a folder, or a Hugging Face hub id (downloaded, or found in the cache).
 
     Args:
         name: what the user gave; write ``./tiny`` for a folder of that name.
@@ -38,6 +52,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         raise ValueError(f"no model given; give a folder, a Hugging Face hub id, or '{EMBEDDED}' for the embedded model")
     if name == EMBEDDED:
         return embedded_model()
+    if name in SHAPES:
+        return shape_folder(name)
     path = Path(name).expanduser()
     if path.is_dir():
         return path

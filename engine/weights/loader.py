@@ -53,8 +53,9 @@ class LoadReport:
 def load_weights(targets: Targets, folder: Path, *, model: ModelConfig, known: Callable[[str], bool], progress: bool = False) -> LoadReport:
     """Fill every target from the safetensors in ``folder``.
 
-    FP8 tensors are dequantised exactly (value x scale in float32, then cast to the destination's dtype); other dtypes
-    are cast. All names and shapes are checked before the first byte is read.
+    FP8 tensors are kept where the destination is FP8 (its scales have targets of their own), else they are dequantised exactly
+    (value x scale in float32, then cast to the destination's dtype); other dtypes are cast. All names and shapes are checked
+    before the first byte is read.
 
     Args:
         targets: Hugging Face tensor name -> places on this rank.
@@ -100,6 +101,13 @@ def _scale_of(info: TensorInfo, checkpoint: Checkpoint) -> TensorInfo | None:
 
 def _check(targets: Targets, checkpoint: Checkpoint, block: tuple[int, int]) -> None:
     """Refuse a checkpoint that lacks tensors or has other shapes."""
+    for name in targets:
+        stored = checkpoint.tensors.get(name.removesuffix(SCALE_SUFFIX))
+        if name.endswith(SCALE_SUFFIX) and stored is not None and stored.dtype != _FP8:
+            raise ValueError(
+                f"{stored.file}: tensor {stored.name} is {stored.dtype}, but this model's linear weights are kept as FP8; "
+                "use --fp8-gemm-backend dequantise"
+            )
     missing = [name for name in targets if name not in checkpoint.tensors]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -110,6 +118,8 @@ def _check(targets: Targets, checkpoint: Checkpoint, block: tuple[int, int]) -> 
         for place in places:
             if info.shape != place.full_shape:
                 raise ValueError(f"{info.file}: tensor {name} must have shape {list(place.full_shape)}, found {list(info.shape)}")
+        if name.endswith(SCALE_SUFFIX):
+            continue  # read as it is, whatever its format; its shape was compared above
         if not info.dtype.is_floating_point:
             raise ValueError(f"{info.file}: tensor {name} must be floating point, found {info.dtype}")
         if info.dtype == _FP8:
@@ -131,7 +141,7 @@ def _check_scale(info: TensorInfo, checkpoint: Checkpoint, block: tuple[int, int
 
 def _cost(info: TensorInfo, places: list[Target], checkpoint: Checkpoint) -> int:
     """Bytes to read for one tensor."""
-    scale = _scale_of(info, checkpoint)
+    scale = None if all(place.tensor.dtype == _FP8 for place in places) else _scale_of(info, checkpoint)
     return sum(slice_bytes(info, place.bounds) for place in places) + (scale.size if scale else 0)
 
 
@@ -146,7 +156,9 @@ def _fill(
         shard.prefetch(info, min(place.bounds[0][0] for place in places), max(place.bounds[0][1] for place in places))
     with shard.view(info) as stored:
         for place in places:
-            if scale is None:
+            if info.name.endswith(SCALE_SUFFIX):
+                place.tensor.copy_(decode_scale(stored[place.index]))
+            elif scale is None or place.tensor.dtype == _FP8:
                 place.tensor.copy_(stored[place.index])
             else:
                 rows, columns = place.bounds

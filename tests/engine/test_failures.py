@@ -79,6 +79,32 @@ def test_wrong_counts_of_params_and_priorities_are_refused():
             llm.generate([[5], [6]], greedy(), priority=[1], use_tqdm=False)
 
 
+def test_text_with_tokens_that_the_model_lacks_is_refused():
+    with make(str(checkpoint("v32")), skip_tokenizer_init=False, tokenizer="tiny") as llm:  # 4096 tokens, the model has 512
+        with pytest.raises(ValueError, match=r"prompt has token id \d+; the vocabulary has ids 0 to 511"):
+            llm.generate(["In the beginning"], greedy(), use_tqdm=False)
+        assert len(llm.generate([[5, 6]], greedy(2), use_tqdm=False)) == 1
+
+
+def test_a_call_waits_for_the_end_of_the_last_one():
+    with make(str(checkpoint("v32"))) as llm:
+        stream = llm.generate_stream([[5], [6]], greedy())
+        next(stream)
+        with pytest.raises(ValueError, match="another call has not ended"):
+            llm.generate([[7]], greedy(), use_tqdm=False)
+        assert [chunk.output is not None for chunk in stream].count(True) == 2
+        assert len(llm.generate([[7]], greedy(2), use_tqdm=False)) == 1
+
+
+def test_a_closed_llm_says_so_and_may_be_closed_again():
+    llm = make(str(checkpoint("v32")))
+    llm.close()
+    llm.close()
+    for call in (lambda: llm.generate([[5]], greedy(), use_tqdm=False), llm.stats):
+        with pytest.raises(ValueError, match="this LLM is closed; make another"):
+            call()
+
+
 # ---- several ranks
 
 
@@ -97,6 +123,23 @@ def test_every_rank_gets_the_refusal_and_the_next_call_works(args):
     results = run_ranks(refused_then_fine, 2, str(checkpoint("v32")), args, timeout=90.0)
     assert {message for message, _ in results} == {"prompt is empty; give at least one token id"}
     assert [count for _, count in results] == [3, 0]
+
+
+def two_calls_at_once(folder: str, args: dict) -> None:
+    """Rank 0 leaves a stream open and makes another call; for the other rank the first call goes on."""
+    llm = make(folder, dist_timeout=20.0, **args)
+    stream = llm.generate_stream([[5], [6]], greedy(64))
+    next(stream, None)
+    llm.generate([[7]], greedy(), use_tqdm=False)
+
+
+@pytest.mark.parametrize("args", [{"tensor_parallel_size": 2}, {"data_parallel_size": 2}], ids=str)
+def test_two_calls_at_once_end_every_rank(args):
+    start = time.monotonic()
+    exits = collect_ranks(two_calls_at_once, 2, str(checkpoint("v32")), args, timeout=60.0)
+    assert time.monotonic() - start < 45.0
+    assert all(e.code != 0 for e in exits), [e.code for e in exits]
+    assert all("another call has not ended" in e.stderr + e.error for e in exits)
 
 
 def break_layer(folder: str, args: dict, bad_rank: int, how: str) -> None:

@@ -111,7 +111,7 @@ def test_pool_is_what_was_asked_for_or_what_fits():
     assert pages(0, max_total_tokens=130, page_size=64) == 2
     assert pages(64 * 100 * 7 + 5, page_size=64) == 7
     assert pages(10**12, page_size=64, max_num_seqs=2) == 32  # 2 requests of 16 pages use no more
-    with pytest.raises(ValueError, match="no KV page fits: one page of 64 tokens takes 6400 bytes, 6399 bytes are free"):
+    with pytest.raises(ValueError, match="no KV page fits: one page of 64 tokens takes 6400 bytes, 6399 bytes are free; use more ranks"):
         pages(6399, page_size=64)
     with pytest.raises(ValueError, match="max_total_tokens 63 is less than one page of 64 tokens"):
         pages(0, max_total_tokens=63, page_size=64)
@@ -123,7 +123,9 @@ def test_pool_is_what_was_asked_for_or_what_fits():
         ({"page_size": 48}, "page_size 48 is not a power of two from 1 to 256"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, found 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, found 1.5"),
-        ({"dist_timeout": 0.0}, "dist_timeout must be above 0 seconds"),
+        ({"dist_timeout": 0.0}, "dist_timeout must be above 0 seconds and at most 1000000, found 0.0"),
+        ({"dist_timeout": float("nan")}, "dist_timeout .* found nan"),
+        ({"dist_timeout": float("inf")}, "dist_timeout .* found inf"),
         ({"seed": -1}, "seed must be 0 or more"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"load_format": "made-up"}, "load_format must be one of auto, safetensors, dummy, found 'made-up'"),

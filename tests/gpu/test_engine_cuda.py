@@ -32,7 +32,8 @@ def tokens(device: str, dtype: str, **args) -> list[list[int]]:
     from rorqual import LLM, SamplingParams
 
     prompts = [r["prompt_ids"] for r in REFERENCE["prompts"]]
-    with LLM("tiny", device=device, dtype=dtype, disable_log_stats=True, max_total_tokens=65536, **args) as llm:
+    settings = {"max_total_tokens": 65536, "cuda_graph_capture": "lazy", "disable_log_stats": True, **args}
+    with LLM("tiny", device=device, dtype=dtype, **settings) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48), use_tqdm=False)
     return [o.outputs[0].token_ids for o in outputs]
 
@@ -41,7 +42,9 @@ def test_fp32_tokens_equal_the_cpu():
     assert tokens("cuda", "float32") == tokens("cpu", "float32")
 
 
-@pytest.mark.parametrize("args", [{"page_size": 1}, {"max_num_batched_tokens": 7}, {"disable_overlap_schedule": True}], ids=str)
+@pytest.mark.parametrize(
+    "args", [{"page_size": 1}, {"max_num_batched_tokens": 7}, {"disable_overlap_schedule": True}, {"enforce_eager": True}], ids=str
+)
 def test_fp32_settings_keep_tokens(args):
     assert tokens("cuda", "float32", **args) == tokens("cuda", "float32")
 
@@ -51,7 +54,7 @@ def test_bf16_keeps_most_tokens_and_all_recall():
 
     rows = [json.loads(line) for line in (TINY / "eval" / "recall.jsonl").read_text().splitlines()]
     rows = [r for r in rows if r["target_tokens"] in (512, 2048)]
-    with LLM("tiny", device="cuda", dtype="bfloat16", disable_log_stats=True) as llm:
+    with LLM("tiny", device="cuda", dtype="bfloat16", cuda_graph_capture="lazy", disable_log_stats=True) as llm:
         outputs = llm.generate([r["prompt"] for r in rows], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)
     right = sum(o.outputs[0].text.startswith(" " + r["answer"]) for r, o in zip(rows, outputs, strict=True))
     assert right >= len(rows) - 1
@@ -62,13 +65,19 @@ def test_fp8_cache_rows_keep_recall():
 
     rows = [json.loads(line) for line in (TINY / "eval" / "recall.jsonl").read_text().splitlines()]
     rows = [r for r in rows if r["target_tokens"] == 2048]
-    with LLM("tiny", device="cuda", dtype="bfloat16", kv_cache_dtype="fp8", disable_log_stats=True) as llm:
+    with LLM("tiny", device="cuda", dtype="bfloat16", kv_cache_dtype="fp8", cuda_graph_capture="lazy", disable_log_stats=True) as llm:
         outputs = llm.generate([r["prompt"] for r in rows], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)
     right = sum(o.outputs[0].text.startswith(" " + r["answer"]) for r, o in zip(rows, outputs, strict=True))
     assert right >= len(rows) - 2
 
 
-LAYOUTS = [["--tp-size", "2"], ["--dp-size", "2"], ["--pp-size", "2"]]
+LAYOUTS = [
+    ["--tp-size", "2"],
+    ["--dp-size", "2"],
+    ["--pp-size", "2"],
+    ["--tp-size", "2", "--ep-size", "1"],
+    ["--dp-size", "2", "--ep-size", "1"],
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids="".join)
@@ -92,7 +101,7 @@ def test_two_gpus_keep_tokens(layout, tmp_path):
         "tiny",
     ]
     command += ["--prompts-file", str(prompts), "--max-tokens", "48", "--temperature", "0", "--dtype", "float32", "--device", "cuda"]
-    command += ["--json", "--output", str(out), "--max-total-tokens", "65536", *layout]
+    command += ["--json", "--output", str(out), "--max-total-tokens", "65536", "--cuda-graph-capture", "lazy", *layout]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line)["token_ids"] for line in out.read_text().splitlines()]

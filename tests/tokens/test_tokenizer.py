@@ -106,6 +106,12 @@ def test_text_must_be_text(tokenizer: Tokenizer) -> None:
         tokenizer.encode([1, 2])  # type: ignore[arg-type]
 
 
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"lone surrogate U\+D83E at place 3"):
+        tokenizer.encode("ab \ud83e c")
+    assert tokenizer.encode("ab \U0001f984 c")
+
+
 def test_token_bytes_add_up(tokenizer: Tokenizer) -> None:
     text = "Hé, 日本語 🦄 naïve\n\t"
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -200,3 +200,13 @@ def test_agrees_with_transformers(tmp_path: Path) -> None:
     experts = theirs["model.layers.1.mlp.experts.down_proj"]
     for expert in range(8):
         assert torch.equal(experts[expert], loaded[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"])
+
+
+def test_a_module_left_wide_is_named(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(200, 100)}, str(tmp_path / "a.safetensors"))
+    (tmp_path / "config.json").write_bytes((TINY / "config.json").read_bytes())
+    whole = (slice(0, 200), slice(0, 100))
+    narrow = Target(tensor=torch.empty(200, 100, dtype=torch.float8_e4m3fn), index=whole, full_shape=(200, 100))
+    scale = Target(tensor=torch.empty(2, 1), index=(slice(0, 2), slice(0, 1)), full_shape=(2, 1))
+    with pytest.raises(ValueError, match="tensor w is torch.float32, but .* use --fp8-gemm-backend dequantise"):
+        load_weights({"w": [narrow], "w_scale_inv": [scale]}, tmp_path, model=parse_model_config(tmp_path), known=lambda name: False)

@@ -1,0 +1,1 @@
+"""Triton kernels of the engine's own: the two ends of a decode step."""

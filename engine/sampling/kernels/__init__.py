@@ -1,0 +1,1 @@
+"""Triton kernels of the sampler, and what each computes in plain PyTorch."""
