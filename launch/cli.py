@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": (".inspect_command", "Architecture, parameters, bytes and memory per rank of a checkpoint."),
     "doctor": (".doctor", "Versions, devices, and which backends are usable, or why not."),
     "bench throughput": (".bench.throughput", "Offline throughput, with vLLM's flags and JSON keys."),
+    "bench latency": (".bench.latency", "Latency of one batch, and where a decode step's time goes."),
+    "bench kernels": (".bench.kernels_command", "Every CUDA kernel against its floor and its peers."),
+    "bench tune": (".bench.tune_command", "Measure and store the kernels' launch settings for this GPU."),
     "bench report": (".bench.report", "Result files as tables."),
 }
 

@@ -31,6 +31,8 @@ DISTRIBUTIONS = {
     "deep_ep": "optional",
     "flash_mla": "optional",
     "deep_gemm": "optional",
+    "sgl-flash-mla": "optional",
+    "sgl-deep-gemm": "optional",
     "transformers": "tests and --compare hf",
 }
 
@@ -112,6 +114,24 @@ def _planned(kind: str, name: str, module: str) -> Backend:
     return kind, name, False, "; ".join(reasons)
 
 
+def _kernels(kind: str, name: str, module: str, use: str) -> Backend:
+    """A backend that needs a package and a GPU."""
+    reasons = [] if find_spec(module) is not None else [f"{module} is not installed"]
+    gpu = no_gpu_reason()
+    if gpu is not None:
+        reasons.append(gpu)
+    return kind, name, not reasons, "; ".join(reasons) or use
+
+
+def measured() -> str:
+    """Whether launch settings for this GPU were measured."""
+    from ..parallel.kernels.tuned import table as settings
+    from ..parallel.kernels.tuned import this_device
+
+    rows = sum(len(entries) for entries in settings(this_device()).values())
+    return f"{rows} launch settings measured on this GPU" if rows else "no launch settings for this GPU; `rorqual bench tune` measures them"
+
+
 def backends() -> list[Backend]:
     """Every backend of every kind."""
     from ..comm.select import explain
@@ -128,10 +148,17 @@ def backends() -> list[Backend]:
     rows.append(("collectives", "nccl", why is None, why or "CUDA tensors"))
     rows += [("comm", name, usable, reason) for name, usable, reason in explain(Grid.single(torch.device("cpu")))]
     rows += [_planned("comm", "nvshmem", "nvshmem"), _planned("comm", "deep_ep", "deep_ep")]
-    rows.append(("attention", "torch", True, "reference in plain PyTorch, CPU and CUDA"))
-    rows += [_planned("attention", "triton", "triton"), _planned("attention", "flash_mla", "flash_mla")]
-    rows.append(("gemm", "torch", True, "torch.matmul, CPU and CUDA"))
-    rows += [_planned("gemm", "triton", "triton"), _planned("gemm", "deep_gemm", "deep_gemm")]
+    rows.append(("attention", "torch", True, "plain PyTorch, CPU and CUDA; auto takes it on the CPU"))
+    rows.append(_kernels("attention", "triton", "triton", f"auto takes it on CUDA; {measured()}"))
+    rows.append(
+        _kernels("attention", "flash_mla", "flash_mla", "auto takes its sparse attention at shapes where it was measured to be faster")
+    )
+    rows.append(("moe", "torch", True, "plain PyTorch, CPU and CUDA; auto takes it on the CPU"))
+    rows.append(_kernels("moe", "triton", "triton", f"auto takes it on CUDA; {measured()}"))
+    rows.append(("fp8 gemm", "dequantise", True, "weights become the compute dtype at load; auto takes it on the CPU"))
+    rows.append(("fp8 gemm", "torch", True, "plain PyTorch, CPU and CUDA: a reference"))
+    rows.append(_kernels("fp8 gemm", "triton", "triton", f"auto takes it on CUDA; {measured()}"))
+    rows.append(_kernels("fp8 gemm", "deep_gemm", "deep_gemm", "only when named; its JIT needs nvcc"))
     return rows
 
 

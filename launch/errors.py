@@ -7,7 +7,9 @@ import sys
 import time
 import traceback
 
-#: what a user can cause and mend; anything else is a bug and keeps its traceback
+from ..parallel.debug import debugging
+
+#: what a user can cause and mend; anything else is a bug and keeps its traceback (as does a bug of these types with RORQUAL_DEBUG)
 USER_ERRORS = (ValueError, OSError)
 #: seconds that ranks other than the first wait before they speak: an error that all share is then told once
 PATIENCE_S = 10.0
@@ -16,11 +18,6 @@ PATIENCE_S = 10.0
 def rank() -> int:
     """This process' rank under torchrun, 0 without it."""
     return int(os.environ.get("RANK", "0"))
-
-
-def debugging() -> bool:
-    """True when RORQUAL_DEBUG asks for tracebacks."""
-    return os.environ.get("RORQUAL_DEBUG", "0") not in ("", "0")
 
 
 def describe(error: BaseException) -> str:

@@ -40,13 +40,11 @@ SPELLINGS = (
     Spelling(flag="--disable-radix-cache", field="enable_prefix_caching", value=False, help="The same as --no-enable-prefix-caching."),
     Spelling(flag="--enable-expert-parallel", field=None, help="Accepted: experts are spread over all dp x tp ranks anyway."),
     Spelling(flag="--enable-dp-attention", field=None, help="Accepted: --dp-size always means ranks with requests of their own."),
-    Spelling(flag="--enforce-eager", field=None, help="Accepted: every step is run eagerly."),
-    Spelling(flag="--disable-cuda-graph", field=None, help="Accepted: every step is run eagerly."),
 )
 
 
-def value_type(annotation: Any) -> tuple[type, bool]:
-    """The plain type of an annotation such as ``int`` or ``int | None``, and whether None is allowed."""
+def value_type(annotation: Any) -> tuple[Any, bool]:
+    """The type of an annotation such as ``int`` or ``int | None`` without its None, and whether None is allowed."""
     if get_origin(annotation) in (types.UnionType, Union):
         plain = [t for t in get_args(annotation) if t is not type(None)]
         assert len(plain) == 1, f"a flag has one type, found {annotation}"
@@ -83,6 +81,9 @@ def _add_option(group: Any, entry: Field[Any], annotation: Any) -> None:
     names = [flag_of(entry.name), *entry.metadata["aliases"]]
     if plain is bool:
         group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+        return
+    if get_origin(plain) is tuple:  # tuple[int, ...]: one or more values
+        group.add_argument(*names, type=get_args(plain)[0], nargs="+", action="extend", metavar="N", **common)
         return
     choices = entry.metadata["choices"]
     meta = None if choices else {int: "N", float: "X", str: "TEXT"}[plain]

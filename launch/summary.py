@@ -73,18 +73,21 @@ def rank_rows(stats: dict[str, Any]) -> list[list[object]]:
 
     Experts sit in the slots of the ranks of one pipeline stage in order, ``experts`` of them on each. The load is the number
     of (token, choice) pairs that came to a rank's experts; max/mean is over its experts, summed over the layers.
+    Where every rank holds all experts, it is the load of its replica's tokens, which the replica's first tp rank counts.
     """
     ranks = stats["ranks"]
     total = stats.get("expert_load") or []
     n_tp = 1 + max(r["tp"] for r in ranks)
+    own = {(r["pp"], r["dp"]): r["expert_load"] for r in ranks if r["tp"] == 0 and "expert_load" in r}
     rows: list[list[object]] = []
     for r in ranks:
         first, stop = r["layers"]
         experts, pairs, skew = r.get("experts"), None, None
         if experts and total:
-            n_experts = len(total[0])
-            place = 0 if experts == n_experts else r["dp"] * n_tp + r["tp"]
-            mine = [sum(total[layer][e] for layer in range(first, stop)) for e in range(place * experts, (place + 1) * experts)]
+            whole = experts == len(total[0])
+            load = own.get((r["pp"], r["dp"]), total) if whole else total
+            place = 0 if whole else r["dp"] * n_tp + r["tp"]
+            mine = [sum(load[layer][e] for layer in range(first, stop)) for e in range(place * experts, (place + 1) * experts)]
             pairs = sum(mine)
             skew = max(mine) * len(mine) / pairs if pairs else None
         rows.append([r["rank"], r["pp"], r["dp"], r["tp"], f"{first}-{stop - 1}", experts, r["tokens"], pairs, skew, r["busy_seconds"]])

@@ -23,6 +23,7 @@ from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
 from ..prompts import engine_prompts
 from ..session import open_llm
+from .decode_step import profile_decode
 from .hf_peer import run_peer_apart as run_peer
 from .results import Results, Row, today, write_results
 from .workload import Request, file_requests, random_requests
@@ -50,6 +51,7 @@ class ThroughputConfig:
     )
     threads: int | None = option(None, "Torch threads of a rank; the peer tries 1 and all cores.", group="benchmark")
     peer_finalists: int = option(2, "Modes of the peer, best in trials, that are run in full.", group="benchmark")
+    step_breakdown: bool = option(True, "On CUDA also trace a decode step and say where its time goes.", group="benchmark")
     output_json: str | None = option(None, "Write the figures to this file.", group="benchmark")
     results_dir: str | None = option(None, "Also write a result file into this folder.", group="benchmark")
     target_ratio: float | None = option(None, "Times the peer's rate that the result file states as the target.", group="benchmark")
@@ -134,13 +136,17 @@ def _run_rorqual(
             start = time.monotonic()
             outputs = llm.generate(prompts, params, use_tqdm=True)
             seconds = min(seconds, time.monotonic() - start)
+        profile = profile_decode(llm, [r.token_ids for r in requests]) if config.step_breakdown else None
         if not llm.is_rank0:
             return None, requests, facts
         made = [len(o.outputs[0].token_ids) for o in outputs]
         wanted = [r.output_len for r in requests]
         if made != wanted:
             raise RuntimeError(f"{sum(a != b for a, b in zip(made, wanted, strict=True))} requests did not generate the tokens asked for")
-        return figures(requests, seconds, sum(made)), requests, facts
+        result = figures(requests, seconds, sum(made))
+        if profile is not None:
+            result |= {"decode_step": profile.to_dict(), "decode_step_table": profile.table()}
+        return result, requests, facts
 
 
 def _requests(llm: Any, config: ThroughputConfig, vocab_size: int, seed: int) -> list[Request]:
@@ -187,7 +193,10 @@ def _run_hf(requests: Sequence[Request], config: ThroughputConfig, facts: dict[s
 
 
 def _report(result: dict[str, Any], facts: dict[str, Any], config: ThroughputConfig) -> None:
+    table = result.pop("decode_step_table", None)
     print(_sentence(result["backend"], result))
+    if table is not None:
+        print(table)
     peer = result.get("peer")
     if peer is not None:
         mode = ", ".join(f"{k} {v}" for k, v in peer["mode"].items())

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
+from rorqual.engine.config import EngineConfig
 from rorqual.engine.front import StreamChunk
 from rorqual.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
@@ -19,7 +20,7 @@ class FakeLLM:
         spec = SimpleNamespace(pp=1, dp=1, tp=1)
         grid = SimpleNamespace(device=torch.device("cpu"), spec=spec)
         self.engine = SimpleNamespace(
-            grid=grid, model_config=SimpleNamespace(vocab_size=50), config=SimpleNamespace(seed=3), dtype=torch.float32, folder="f",
+            grid=grid, model_config=SimpleNamespace(vocab_size=50), config=EngineConfig(seed=3), dtype=torch.float32, folder="f",
             tokenizer=SimpleNamespace(encode=lambda text: list(range(len(text)))),
         )  # fmt: skip
         self.calls = []

@@ -29,7 +29,7 @@ def error_of(capsys, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serve"], "unknown command 'serve'; known are: generate, inspect, doctor, bench throughput, bench report"),
+        (["serve"], "unknown command 'serve'; known are: generate, inspect, doctor, bench throughput, bench latency"),
         (["bench"], "unknown command 'bench'; known are:"),
         (["generate"], "no model; give a folder, a hub id or 'tiny' as the first argument (before --prompt)"),
         (["generate", "a", "--model", "b", "--prompt", "x"], "two models were named: 'a' and --model 'b'; give one"),
@@ -81,6 +81,21 @@ def test_bugs_are_not_hidden(monkeypatch):
     monkeypatch.setattr(generate, "open_llm", fake_open(Broken()))
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["generate", "m", "--prompt", "x"])
+
+
+def test_debugging_shows_where_a_value_error_of_our_own_came_from(capsys, monkeypatch):
+    class Broken(FakeLLM):
+        def generate_stream(self, prompts, params):
+            raise ValueError("looks like a user's error")
+
+    monkeypatch.setattr(generate, "open_llm", fake_open(Broken()))
+    monkeypatch.delenv("RORQUAL_DEBUG", raising=False)
+    assert cli.main(["generate", "m", "--prompt", "x"]) == 2
+    assert capsys.readouterr().err == "rorqual: error: looks like a user's error\n"
+    monkeypatch.setenv("RORQUAL_DEBUG", "1")
+    assert cli.main(["generate", "m", "--prompt", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err and "in generate_stream" in err and err.rstrip().endswith("looks like a user's error")
 
 
 def test_messages_of_several_lines_become_one():

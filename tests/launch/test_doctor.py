@@ -19,10 +19,10 @@ def test_json_report(capsys):
     assert found["devices"][0]["device"] == "cpu" and found["devices"][0]["cores"] >= 1 and found["devices"][0]["memory"] > 2**20
     assert len(found["devices"]) == 1 + torch.cuda.device_count()
     kinds = {row["kind"] for row in found["backends"]}
-    assert kinds == {"device", "collectives", "comm", "attention", "gemm"}
+    assert kinds == {"device", "collectives", "comm", "attention", "moe", "fp8 gemm"}
     assert all(row["reason"] for row in found["backends"])
     usable = {(row["kind"], row["name"]) for row in found["backends"] if row["usable"]}
-    assert {("device", "cpu"), ("attention", "torch"), ("gemm", "torch"), ("comm", "torch"), ("comm", "torch_node")} <= usable
+    assert {("device", "cpu"), ("attention", "torch"), ("fp8 gemm", "dequantise"), ("comm", "torch"), ("comm", "torch_node")} <= usable
     assert (("device", "cuda") in usable) == torch.cuda.is_available()
 
 
@@ -30,7 +30,8 @@ def test_what_this_version_lacks_is_said_with_every_reason(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "no_gpu_reason", lambda: "no GPU: none")
     rows = {(kind, name): (usable, reason) for kind, name, usable, reason in doctor.backends()}
-    assert rows["gemm", "deep_gemm"] == (False, "no code for it in this version; deep_gemm is not installed; no GPU: none")
+    assert rows["comm", "deep_ep"] == (False, "no code for it in this version; deep_ep is not installed; no GPU: none")
+    assert rows["fp8 gemm", "deep_gemm"] == (False, "deep_gemm is not installed; no GPU: none")
     assert rows["device", "cuda"] == (False, "no GPU: none")
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from typing import get_origin
 
 import pytest
 
@@ -36,6 +37,9 @@ def test_every_engine_field_has_a_flag_with_its_type():
         if kind is bool:
             assert engine_settings(flag_of(entry.name)) == {entry.name: True}
             assert engine_settings("--no-" + flag_of(entry.name)[2:]) == {entry.name: False}
+            continue
+        if get_origin(kind) is tuple:
+            assert engine_settings(flag_of(entry.name), "1", "2") == {entry.name: [1, 2]}
             continue
         word = entry.metadata["choices"][-1] if entry.metadata["choices"] else sample[kind]
         for flag in (flag_of(entry.name), *entry.metadata["aliases"]):

@@ -53,6 +53,16 @@ def test_expert_load_of_a_rank_is_that_of_its_experts_and_layers():
     assert rows[0][7] == 6 and rows[0][8] == 4 * 4 / 6 and rows[1][7:9] == [4, 1.0]
 
 
+def test_replicas_that_hold_all_experts_show_their_own_load():
+    def rank(r, dp, tp, load):
+        row = {"rank": r, "pp": 0, "dp": dp, "tp": tp, "layers": [0, 1], "tokens": 9, "busy_seconds": 1.0, "experts": 2}
+        return row | {"expert_load": [load]}
+
+    ranks = [rank(0, 0, 0, [3, 1]), rank(1, 0, 1, [0, 0]), rank(2, 1, 0, [1, 1]), rank(3, 1, 1, [0, 0])]
+    rows = rank_rows({"ranks": ranks, "expert_load": [[4, 2]]})
+    assert [row[7:9] for row in rows] == [[4, 1.5], [4, 1.5], [2, 1.0], [2, 1.0]]
+
+
 def test_a_model_without_experts_has_no_load():
     row = {"rank": 0, "pp": 0, "dp": 0, "tp": 0, "layers": [0, 2], "tokens": 9, "busy_seconds": 1.0}
     assert rank_rows({"ranks": [row], "expert_load": []})[0][5:9] == [None, 9, None, None]
