@@ -48,6 +48,7 @@ class Dispatcher(Protocol):
     the same order, with zero tokens if it has none. The ``*_send`` / ``*_recv`` halves allow other work in between.
     """
 
+    name: str  # of the backend
     spec: EPSpec
 
     def dispatch_send(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -121,8 +122,11 @@ class Streams:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     result = body()
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    with suppress(RuntimeError):  # the capture is broken; what broke it says more than its end
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         finally:
             if collecting:
                 gc.enable()

@@ -10,6 +10,7 @@ from ..comm.dispatcher import Dispatcher, Routed
 from ..parallel.group import Group
 from ..parallel.tokens import gather_tokens, slice_tokens
 from .experts import Experts
+from .fixed_exchange import fixed_exchange
 from .load import ExpertLoad
 from .ops import MoEOps
 from .placement import Placement
@@ -24,8 +25,19 @@ class ExpertExchange:
     expert's width and partial sums are all-reduced.
     """
 
-    def __init__(self, *, dispatcher: Dispatcher, tp: Group, placement: Placement, load: ExpertLoad, spread: bool) -> None:
+    def __init__(
+        self,
+        *,
+        dispatcher: Dispatcher,
+        tp: Group,
+        placement: Placement,
+        load: ExpertLoad,
+        spread: bool,
+        fixed: Group | None = None,
+    ) -> None:
+        """``fixed`` is the expert-parallel group where padded batches go through ``fixed_exchange``; None: no padding there."""
         self.dispatcher = dispatcher
+        self.fixed = fixed
         self.tp = tp
         self.load = load
         self.spread = spread
@@ -37,6 +49,11 @@ class ExpertExchange:
     def here(self) -> bool:
         """Whether tokens meet their experts without travelling and without being rounded as if they did."""
         return self.dispatcher.spec.n_ranks == 1 and self.dispatcher.spec.payload == "native"
+
+    @property
+    def still(self) -> bool:
+        """Whether padded batches run without a host sync and without shapes that depend on values."""
+        return self.here or self.fixed is not None
 
     def run(
         self,
@@ -51,11 +68,14 @@ class ExpertExchange:
 
         Tokens at or past ``n_valid`` [1] int32 are padding: no expert sees them. Only the fused path knows padding.
         """
-        assert n_valid is None or (self.ops is not None and not self.spread), "only the fused path on one rank knows padding"
+        assert n_valid is None or (self.ops is not None and (self.fixed is not None or not self.spread)), "padding needs the fused path"
         start, stop = slice_tokens(len(x), self.tp) if self.spread else (0, len(x))
         mine = x[start:stop]
         slots, weights = self._route(layer, mine, router, n_valid)
-        if self.ops is not None and self.here:
+        if self.ops is not None and self.fixed is not None and n_valid is not None:
+            out = fixed_exchange(self.fixed, self.ops, mine, slots, weights, experts, self.dispatcher.spec.slots_per_rank)
+            beside = meanwhile(x) if meanwhile is not None else None
+        elif self.ops is not None and self.here:
             out = self.ops.fused_experts(mine, slots, weights, experts.weights, out_dtype=x.dtype)
             beside = meanwhile(x) if meanwhile is not None else None
         else:

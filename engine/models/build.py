@@ -118,7 +118,7 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
     if keeps_fp8(config, model_config, grid.device):
         use_fp8_backend(config.fp8_gemm_backend, grid.device)
     exchange = next((layer.exchange for layer in model.moe_layers()), None)
-    still = attention_ops is not None and (exchange is None or (moe_ops is not None and exchange.here))
+    still = attention_ops is not None and (exchange is None or (moe_ops is not None and exchange.still))
     return Stage(
         model=model,
         layers=layers,
@@ -156,7 +156,9 @@ def _connect(
         dtype=str(dtype).removeprefix("torch."),
     )
     dispatcher = make_dispatcher(config.moe_a2a_backend if spread > 1 else "local", grid, spec)
-    exchange = ExpertExchange(dispatcher=dispatcher, tp=grid.tp, placement=placement, load=load, spread=spread > 1)
+    # Equal batches on every rank: what --moe-a2a-backend torch_static promises, where no rank has but a slice of the tokens.
+    fixed = grid.ep if dispatcher.name == "torch_static" and spec.payload == "native" and grid.tp.size == 1 else None
+    exchange = ExpertExchange(dispatcher=dispatcher, tp=grid.tp, placement=placement, load=load, spread=spread > 1, fixed=fixed)
     for layer in model.moe_layers():
         layer.attach(exchange)
     return dispatcher

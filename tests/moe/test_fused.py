@@ -85,3 +85,16 @@ def test_fp8_experts_are_near_the_dequantised_ones():
     assert float((got - expected).norm() / expected.norm()) < 0.05  # activations rounded to e4m3 twice
     narrow.exchange.ops = None
     assert float((narrow(x) - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU here: tests/gpu")
+def test_the_triton_kernels_in_the_interpreter_equal_the_torch_path():
+    pytest.importorskip("triton")
+    from tests.kernels.interpreter import repair
+
+    repair()
+    x = torch.randn(13, 64, generator=torch.Generator().manual_seed(3))
+    plain, fused = layer(CONFIG, fused=False), layer(CONFIG, fused=True)
+    fused.exchange.ops = MoEOps.load("triton")
+    torch.testing.assert_close(fused(x), plain(x), atol=1e-5, rtol=1e-5)
+    assert torch.equal(fused.exchange.load.counts, plain.exchange.load.counts)
