@@ -15,12 +15,12 @@ STEP = "rorqual.step"
 PARTS = ("attention", "indexer", "top-k", "MoE", "linear", "sampling", "communication", "other")
 #: part -> what the names of its kernels match; the first that fits counts, where no range says better
 _KERNELS = (
-    ("top-k", r"top_?k|select_rows|radix"),
-    ("indexer", r"index_?(logits|query|write|key)|indexer|write_index|mqa_logits"),
+    ("top-k", r"topk|top_k|radix"),
+    ("indexer", r"index_(query|write)|indexer|write_index|mqa_logits"),
     ("sampling", r"greedy|arg_?max|sampl"),
-    ("MoE", r"moe|expert|route|grouped|permute|silu"),
-    ("attention", r"attention|attend|sparse|flash|mla|latent|query_rope|rotate"),
-    ("linear", r"gemm|gemv|matmul|nvjet|cutlass|cublas|splitk|tiles_kernel|stream_kernel|quantise|silu_mul"),
+    ("MoE", r"moe|expert|route|grouped|permute|segment_blocks"),
+    ("attention", r"attention|sparse_(decode|prefill)|dense_decode|flash|mla|latent|query_rope"),
+    ("linear", r"gemm|gemv|matmul|nvjet|cutlass|cublas|splitk|quantise|silu_mul"),
 )
 _RULES = {part: re.compile(pattern, re.IGNORECASE) for part, pattern in _KERNELS}
 _COMMUNICATION = re.compile(r"nccl|nvshmem|all_?reduce|all_?gather|all_?to_?all", re.IGNORECASE)

@@ -9,14 +9,14 @@ import triton
 
 from ...parallel.kernels.tuned import config_for
 from ..kv.layout import n_scales
-from .dense_decode_plan import combine_kernel, plan_kernel
+from .dense_decode_plan import dense_decode_combine_kernel, dense_decode_plan_kernel
 from .dense_decode_torch import check_paging
 from .sparse_attention_torch import check_arguments
 from .sparse_prefill import hopper_fits
-from .sparse_prefill_few import few_kernel
-from .sparse_prefill_pair import pair_kernel
-from .sparse_prefill_tile import tile_kernel
-from .sparse_prefill_wide import wide_kernel
+from .sparse_prefill_few import sparse_prefill_few_kernel
+from .sparse_prefill_pair import sparse_prefill_pair_kernel
+from .sparse_prefill_tile import sparse_prefill_tile_kernel
+from .sparse_prefill_wide import sparse_prefill_wide_kernel
 
 _LOG2_E = 1.4426950408889634
 
@@ -74,7 +74,7 @@ def dense_decode(
     n_parts = min(2 * programs, n_units)  # a request is cut when it has more than an aim's keys: fewer than `programs` requests
     parts = torch.empty((n_parts, together * heads, latent), dtype=torch.float32, device=device)
     part_lse = torch.empty((n_parts, together * heads), dtype=torch.float32, device=device)
-    plan_kernel[(triton.cdiv(n_units, 64),)](
+    dense_decode_plan_kernel[(triton.cdiv(n_units, 64),)](
         token_row, limit, units, of_token, tokens, n_units, programs, launch.least,
         B=together, BT=min(1024, max(16, triton.next_power_of_2(tokens))), U=64,
     )  # fmt: skip
@@ -83,7 +83,7 @@ def dense_decode(
         q_latent, q_rope, pool, page_table, limit, out, lse, units, parts, part_lse, scale, page_size, together, groups, launch
     )  # fmt: skip
     block = 4 if heads >= 4 else 1
-    combine_kernel[(tokens, triton.cdiv(heads, block))](
+    dense_decode_combine_kernel[(tokens, triton.cdiv(heads, block))](
         parts, part_lse, of_token, out, lse, heads,
         ROWS=together * heads, C=latent, CP=triton.next_power_of_2(latent), HB=block,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def _wide(
     fp8 = pool.dtype == torch.uint8
     words = pool.view(torch.int32) if fp8 else pool
     scales, tails = (pool.view(torch.float32), pool.view(torch.bfloat16)) if fp8 else (None, None)
-    wide_kernel[(len(units) * groups,)](
+    sparse_prefill_wide_kernel[(len(units) * groups,)](
         q_latent, q_rope, words, scales, tails, page_table, limit, None, out, lse, units, parts, part_lse,
         len(pool), page_table.stride(0), scale * _LOG2_E, heads,
         q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1),
@@ -133,7 +133,7 @@ def _few(
 ) -> None:  # fmt: skip
     heads, latent = q_latent.shape[1:]
     words = pool.view(torch.int32)
-    few_kernel[(len(units) * groups,)](
+    sparse_prefill_few_kernel[(len(units) * groups,)](
         q_latent, q_rope, words, pool.view(torch.float32), page_table, limit, None, out, lse, units, parts, part_lse,
         len(pool), page_table.stride(0), scale * _LOG2_E, heads,
         q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1),
@@ -148,7 +148,7 @@ def _pair(
     scale: float, page_size: int, together: int, groups: int, launch: DecodeLaunch,
 ) -> None:  # fmt: skip
     heads, latent = q_latent.shape[1:]
-    pair_kernel[(len(units) * groups,)](
+    sparse_prefill_pair_kernel[(len(units) * groups,)](
         q_latent, q_rope, pool, page_table, limit, None, out, lse, units, parts, part_lse,
         len(pool), page_table.stride(0), scale * _LOG2_E, heads,
         q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1),
@@ -167,7 +167,7 @@ def _tile(
     codes = pool.view(torch.float8_e4m3fn) if fp8 else pool
     scales = pool.view(torch.float32) if fp8 else None
     tails = pool.view(torch.bfloat16) if fp8 else pool
-    tile_kernel[(len(units) * groups,)](
+    sparse_prefill_tile_kernel[(len(units) * groups,)](
         q_latent, q_rope, codes, scales, tails, page_table, limit, None, out, lse, units, parts, part_lse,
         len(pool), page_table.stride(0), scale * _LOG2_E, heads,
         q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1),

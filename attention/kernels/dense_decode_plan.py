@@ -38,7 +38,9 @@ def _cuts(led, keys, aim):
 
 
 @triton.jit
-def plan_kernel(token_row, limit, units, of_token, T, n_units, programs, least, B: tl.constexpr, BT: tl.constexpr, U: tl.constexpr):
+def dense_decode_plan_kernel(
+    token_row, limit, units, of_token, T, n_units, programs, least, B: tl.constexpr, BT: tl.constexpr, U: tl.constexpr
+):
     """Fill ``units`` int32 [n_units, FIELDS], zeros where there is none, and ``of_token`` int32 [T, 4].
 
     Of a token: its first part, its parts (1: none, the unit writes the result), its place in the unit.
@@ -93,7 +95,9 @@ def plan_kernel(token_row, limit, units, of_token, T, n_units, programs, least, 
 
 
 @triton.jit
-def combine_kernel(parts, part_lse, of_token, out, lse, H, ROWS: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, HB: tl.constexpr):
+def dense_decode_combine_kernel(
+    parts, part_lse, of_token, out, lse, H, ROWS: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, HB: tl.constexpr
+):
     """Join a token's spans in order. ``parts`` fp32 [parts, ROWS, C], normalised each; ``part_lse`` base 2 [parts, ROWS]."""
     token = tl.program_id(0)
     cuts = tl.load(of_token + token * 4 + 1)

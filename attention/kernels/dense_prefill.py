@@ -9,7 +9,7 @@ import triton
 
 from ...parallel.kernels.tuned import config_for
 from ..kv.layout import n_scales
-from .dense_prefill_kernels import gather_kernel, varlen_kernel
+from .dense_prefill_kernels import gather_latent_kernel, varlen_attention_kernel
 from .dense_prefill_torch import check_gather, check_varlen
 
 _LOG2_E = 1.4426950408889634
@@ -55,7 +55,7 @@ def varlen_attention(
     if launch is None:
         launch = _choose(q, nope + rope + value)
     grid = (heads, triton.cdiv(max(max_query, 1), launch.queries), requests)
-    varlen_kernel[grid](
+    varlen_attention_kernel[grid](
         q, k_nope, k_rope, v, query_start, key_start, out, lse, scale * _LOG2_E, heads,
         q.stride(0), q.stride(1), k_nope.stride(0), k_nope.stride(1), k_rope.stride(0), v.stride(0), v.stride(1),
         D=nope, R=rope, V=value, DP=_pad(nope), RP=_pad(rope), VP=_pad(value), M=launch.queries, N=launch.keys, CAUSAL=causal,
@@ -89,7 +89,7 @@ def gather_latent(pool: torch.Tensor, rows: torch.Tensor, latent: int, rope: int
     scales = pool.view(torch.float32) if fp8 else None
     tails = pool.view(torch.bfloat16) if fp8 else pool
     block = 16
-    gather_kernel[(triton.cdiv(len(rows), block),)](
+    gather_latent_kernel[(triton.cdiv(len(rows), block),)](
         codes, scales, tails, rows if rows.is_contiguous() else rows.contiguous(), out, len(pool), len(rows),
         codes.stride(0), scales.stride(0) if scales is not None else 0, tails.stride(0),
         C=latent, R=rope, TAIL=(latent + 4 * n_scales(latent)) // 2 if fp8 else latent,

@@ -50,7 +50,7 @@ def _attend(
 
 
 @triton.jit
-def varlen_kernel(
+def varlen_attention_kernel(
     q_all, k_nope, k_rope, v, query_start, key_start, out, lse, scale, H,
     q_token, q_head, k_token, k_head, rope_token, v_token, v_head,
     D: tl.constexpr, R: tl.constexpr, V: tl.constexpr, DP: tl.constexpr, RP: tl.constexpr, VP: tl.constexpr,
@@ -73,7 +73,7 @@ def varlen_kernel(
         v += first_key.to(tl.int64) * v_token + head.to(tl.int64) * v_head
         nope = tl.arange(0, DP)
         rope = tl.arange(0, RP)
-        at = q_all + (token * q_token + head * q_head)[:, None]
+        at = q_all + (token * q_token + head.to(tl.int64) * q_head)[:, None]
         q = tl.load(at + nope[None, :], mask=live[:, None] & (nope < D)[None, :], other=0.0)
         qr = tl.load(at + (D + rope)[None, :], mask=live[:, None] & (rope < R)[None, :], other=0.0)
         if CAUSAL:
@@ -104,7 +104,7 @@ def varlen_kernel(
 
 
 @triton.jit
-def gather_kernel(
+def gather_latent_kernel(
     codes, scales, tails, rows, out, n_rows, S, code_stride, scale_stride, tail_stride,
     C: tl.constexpr, R: tl.constexpr, TAIL: tl.constexpr, G: tl.constexpr, W: tl.constexpr, RP: tl.constexpr,
     N: tl.constexpr, FP8: tl.constexpr,

@@ -31,7 +31,7 @@ def takes(q_latent: torch.Tensor, q_rope: torch.Tensor, pool: torch.Tensor, rows
     widths = q_latent.shape[2] == _LATENT and q_rope.shape[2] == _ROPE and q_latent.shape[1] <= 128
     row = pool.shape[1] == (_FP8_ROW if pool.dtype == torch.uint8 else _LATENT + _ROPE)
     kind = pool.dtype in (torch.uint8, torch.bfloat16) and q_latent.dtype == torch.bfloat16
-    return widths and row and kind and rows.shape[1] % 128 == 0 and len(pool) % _PAGE == 0
+    return widths and row and kind and pool.is_contiguous() and rows.shape[1] % 128 == 0 and len(pool) % _PAGE == 0
 
 
 def sparse_attention(

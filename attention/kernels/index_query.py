@@ -41,7 +41,7 @@ def index_query_kernel(
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (h[:, None] < H) & (column < D)
-    source = q + t * token_stride + h[:, None] * head_stride
+    source = q + t * token_stride + h[:, None].to(tl.int64) * head_stride
     x = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     if INTERLEAVED:
         partner = swap_neighbours(x, HEADS, BLOCK)

@@ -38,7 +38,7 @@ def write_index_kernel(
 ):
     """TOKENS tokens a program. BLOCK = 2**(LOW + HIGH) >= D, equal to it for FP8; NORM = D ** -0.5."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    row = tl.load(rows + t, mask=t < n_tokens, other=-1)
+    row = tl.load(rows + t, mask=t < n_tokens, other=-1).to(tl.int64)
     live = row >= 0
     t = t.to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]

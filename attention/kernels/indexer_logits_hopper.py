@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from .indexer_logits_units import PAGE, place, share_of_few, share_of_many, unit_at
 
@@ -171,6 +171,7 @@ def indexer_logits_kernel(
     for i in gl.static_range(SLOTS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=WAYS)
+    fence_async_shared()  # the copy engine, which completes these barriers, must see them initialised
     # the launch may overlap the end of the kernel before: nothing of memory may be read or written above this line
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
     if SINGLE:

@@ -37,7 +37,7 @@ def write_latent_kernel(
     """TOKENS tokens a program. GROUPS * GROUP >= C and BLOCK_R >= R are powers of two."""
     given = kv.dtype.element_ty
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    row = tl.load(rows + t, mask=t < n_tokens, other=-1)
+    row = tl.load(rows + t, mask=t < n_tokens, other=-1).to(tl.int64)
     live = row >= 0
     t = t.to(tl.int64)
     groups: tl.constexpr = (C + GROUP - 1) // GROUP

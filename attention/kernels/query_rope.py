@@ -31,7 +31,7 @@ def query_rope_kernel(
     h = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     both = tl.arange(0, 2 * PAIRS)
     cos, sin = tl.split(tl.reshape(tl.load(turn + t * R + both, mask=both < R, other=0.0), [PAIRS, 2]))
-    source = q + t * token_stride + h * head_stride + NOPE
+    source = q + t * token_stride + h.to(tl.int64) * head_stride + NOPE
     target = out + (t * H + h) * R
     if INTERLEAVED:
         inside = (h < H) & (both < R)[None, :]

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ...parallel.kernels.tuned import config_for
 from .sparse_attention_torch import check_arguments
-from .sparse_decode_combine import combine_kernel
-from .sparse_decode_fp8 import fp8_kernel
-from .sparse_decode_rows import rows_kernel
+from .sparse_decode_combine import sparse_decode_combine_kernel
+from .sparse_decode_fp8 import sparse_decode_fp8_kernel
+from .sparse_decode_rows import sparse_decode_rows_kernel
 
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 32  # one warp joins them all
@@ -69,7 +69,7 @@ def sparse_attention(
     _launch(config, q_latent, q_rope, pool, rows, scale, sink, n_keys, part, part_lse)
     on_gpu = q_latent.is_cuda
     width = min(128, triton.next_power_of_2(latent))
-    combine_kernel[(tokens * heads, triton.cdiv(latent, width))](
+    sparse_decode_combine_kernel[(tokens * heads, triton.cdiv(latent, width))](
         part, part_lse, lse if sink is None else sink, out, lse, int(sink is not None), heads, config.splits,
         C=latent, WIDTH=width, PADDED=triton.next_power_of_2(config.splits), PDL=on_gpu,
         num_warps=1, **({"launch_pdl": True} if on_gpu else {}),
@@ -149,25 +149,27 @@ def _launch(
     flags: dict[str, Any] = {"HB": config.heads, "PARTS": config.splits > 1}
     options = {"num_warps": config.warps}
     if config.kernel == "few":
-        from .sparse_decode_few import few_kernel
+        from .sparse_decode_few import sparse_decode_few_kernel
 
-        few_kernel[grid](*arguments, **flags, STAGES=config.stages, SECOND_REGS=208, LOAD_REGS=80, num_warps=4, launch_pdl=True)
+        sparse_decode_few_kernel[grid](
+            *arguments, **flags, STAGES=config.stages, SECOND_REGS=208, LOAD_REGS=80, num_warps=4, launch_pdl=True
+        )
         return
     if config.kernel == "wide":
-        from .sparse_decode_wide import wide_kernel
+        from .sparse_decode_wide import sparse_decode_wide_kernel
 
         del flags["HB"]
         regs = {"VALUE_REGS": 168, "LOAD_REGS": 128} if pool.dtype == torch.uint8 else {"VALUE_REGS": 184, "LOAD_REGS": 72}
-        wide_kernel[(grid[1], tokens, config.splits)](*arguments, **flags, **regs, num_warps=4, launch_pdl=True)
+        sparse_decode_wide_kernel[(grid[1], tokens, config.splits)](*arguments, **flags, **regs, num_warps=4, launch_pdl=True)
         return
     options["num_stages"] = config.stages
     padded = max(16, triton.next_power_of_2(rope))
     if config.kernel == "fp8":
         turn = tl.float16 if q_latent.dtype == torch.float16 else tl.bfloat16
-        fp8_kernel[grid](*arguments, **flags, C=latent, R=rope, RP=padded, NB=config.keys, TURN=turn, **options)
+        sparse_decode_fp8_kernel[grid](*arguments, **flags, C=latent, R=rope, RP=padded, NB=config.keys, TURN=turn, **options)
         return
     exact = pool.dtype == torch.uint8 or q_latent.dtype != pool.dtype
-    rows_kernel[grid](
+    sparse_decode_rows_kernel[grid](
         *arguments, **flags, C=latent, R=rope, CP=max(16, triton.next_power_of_2(latent)), RP=padded, NB=config.keys,
         FP8=pool.dtype == torch.uint8, DOT=tl.float32 if exact else _TRITON[q_latent.dtype], **options,
     )  # fmt: skip

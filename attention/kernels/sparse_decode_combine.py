@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=("sink", "has_sink", "heads", "splits"))
-def combine_kernel(
+def sparse_decode_combine_kernel(
     part,
     part_lse,
     sink,

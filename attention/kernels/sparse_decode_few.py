@@ -99,7 +99,7 @@ def first_group(
 
 
 @gluon.jit(do_not_specialize=VARYING)
-def few_kernel(
+def sparse_decode_few_kernel(
     q_latent,
     q_rope,
     pool,

@@ -25,7 +25,7 @@ def head_exponent(amax):
 
 
 @triton.jit(do_not_specialize=VARYING)
-def fp8_kernel(
+def sparse_decode_fp8_kernel(
     q_latent,
     q_rope,
     pool,
@@ -64,8 +64,8 @@ def fp8_kernel(
     column = tl.arange(0, 128)
     turn = tl.arange(0, RP)
     inside = (head < heads)[:, None]
-    q_at = q_latent + token.to(tl.int64) * latent_token + head[:, None] * latent_head + column[None, :]
-    r_at = q_rope + token.to(tl.int64) * rope_token + head[:, None] * rope_head + turn[None, :]
+    q_at = q_latent + token.to(tl.int64) * latent_token + head[:, None].to(tl.int64) * latent_head + column[None, :]
+    r_at = q_rope + token.to(tl.int64) * rope_token + head[:, None].to(tl.int64) * rope_head + turn[None, :]
     r = tl.load(r_at, mask=inside & (turn < R)[None, :], other=0.0)
     amax = tl.max(tl.abs(r.to(tl.float32)), 1)
     for c in tl.static_range(CHUNKS):

@@ -51,7 +51,7 @@ def epilogue(
 
 
 @triton.jit(do_not_specialize=VARYING)
-def rows_kernel(
+def sparse_decode_rows_kernel(
     q_latent,
     q_rope,
     pool,
@@ -93,9 +93,9 @@ def rows_kernel(
     in_column = column < C
     in_turn = turn < R
     in_head = head < heads
-    q_at = q_latent + token.to(tl.int64) * latent_token + head[:, None] * latent_head + column[None, :]
+    q_at = q_latent + token.to(tl.int64) * latent_token + head[:, None].to(tl.int64) * latent_head + column[None, :]
     q = tl.load(q_at, mask=in_head[:, None] & in_column[None, :], other=0.0).to(DOT)
-    r_at = q_rope + token.to(tl.int64) * rope_token + head[:, None] * rope_head + turn[None, :]
+    r_at = q_rope + token.to(tl.int64) * rope_token + head[:, None].to(tl.int64) * rope_head + turn[None, :]
     r = tl.load(r_at, mask=in_head[:, None] & in_turn[None, :], other=0.0).to(DOT)
     acc = tl.zeros((HB, CP), tl.float32)
     top = tl.full((HB,), _NO_SCORE, tl.float32)

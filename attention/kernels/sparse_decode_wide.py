@@ -178,7 +178,7 @@ def value_group(
 
 
 @gluon.jit(do_not_specialize=VARYING)
-def wide_kernel(
+def sparse_decode_wide_kernel(
     q_latent,
     q_rope,
     pool,

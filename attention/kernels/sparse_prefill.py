@@ -13,11 +13,11 @@ import triton
 from ...parallel.kernels.tuned import config_for
 from ..kv.layout import n_scales
 from .sparse_attention_torch import check_arguments
-from .sparse_prefill_few import few_kernel
-from .sparse_prefill_pair import pair_kernel
-from .sparse_prefill_tile import tile_kernel
+from .sparse_prefill_few import sparse_prefill_few_kernel
+from .sparse_prefill_pair import sparse_prefill_pair_kernel
+from .sparse_prefill_tile import sparse_prefill_tile_kernel
 from .sparse_prefill_unpack import unpack
-from .sparse_prefill_wide import wide_kernel
+from .sparse_prefill_wide import sparse_prefill_wide_kernel
 
 _LOG2_E = 1.4426950408889634
 _UNPACK_FROM = 1 << 19  # chosen rows from which dequantising each of them once pays
@@ -121,7 +121,7 @@ def _wide(
     fp8 = pool.dtype == torch.uint8
     words = pool.view(torch.int32) if fp8 else pool
     scales, tails = (pool.view(torch.float32), pool.view(torch.bfloat16)) if fp8 else (None, None)
-    wide_kernel[(tokens * triton.cdiv(heads, 64),)](
+    sparse_prefill_wide_kernel[(tokens * triton.cdiv(heads, 64),)](
         q_latent, q_rope, words, scales, tails, rows, n_keys, sink, out, lse, gate, None, None,
         len(pool), rows.shape[1], scale * _LOG2_E, heads, *_strides(q_latent, q_rope),
         stride=words.stride(0), C=latent, R=q_rope.shape[2], FP8=fp8, SINK=sink is not None, COUNTS=n_keys is not None, PAGE=0, B=1,
@@ -135,7 +135,7 @@ def _few(
 ) -> None:  # fmt: skip
     tokens, heads, latent = q_latent.shape
     words = pool.view(torch.int32)
-    few_kernel[(tokens * triton.cdiv(heads, launch.head_block),)](
+    sparse_prefill_few_kernel[(tokens * triton.cdiv(heads, launch.head_block),)](
         q_latent, q_rope, words, pool.view(torch.float32), rows, n_keys, sink, out, lse, gate, None, None,
         len(pool), rows.shape[1], scale * _LOG2_E, heads, *_strides(q_latent, q_rope),
         stride=words.stride(0), C=latent, R=q_rope.shape[2], M=launch.head_block, SINK=sink is not None, COUNTS=n_keys is not None,
@@ -148,7 +148,7 @@ def _pair(
     sink: torch.Tensor | None, n_keys: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor, gate: torch.Tensor | None, launch: Launch,
 ) -> None:  # fmt: skip
     tokens, heads, latent = q_latent.shape
-    pair_kernel[(tokens * triton.cdiv(heads, launch.head_block),)](
+    sparse_prefill_pair_kernel[(tokens * triton.cdiv(heads, launch.head_block),)](
         q_latent, q_rope, pool, rows, n_keys, sink, out, lse, gate, None, None,
         len(pool), rows.shape[1], scale * _LOG2_E, heads, *_strides(q_latent, q_rope),
         stride=pool.stride(0), C=latent, R=q_rope.shape[2], M=launch.head_block, SINK=sink is not None, COUNTS=n_keys is not None,
@@ -166,7 +166,7 @@ def _tile(
     codes = pool.view(torch.float8_e4m3fn) if fp8 else pool
     scales = pool.view(torch.float32) if fp8 else None
     tails = pool.view(torch.bfloat16) if fp8 else pool
-    tile_kernel[(tokens * triton.cdiv(heads, launch.head_block),)](
+    sparse_prefill_tile_kernel[(tokens * triton.cdiv(heads, launch.head_block),)](
         q_latent, q_rope, codes, scales, tails, rows, n_keys, sink, out, lse, None, None, None,
         len(pool), rows.shape[1], scale * _LOG2_E, heads, *_strides(q_latent, q_rope),
         codes.stride(0), scales.stride(0) if scales is not None else 0, tails.stride(0),

@@ -185,7 +185,7 @@ def _store_columns(target, o0, o1, o2, o3, keep, lay: gl.constexpr):
 
 
 @gluon.jit
-def pair_kernel(
+def sparse_prefill_pair_kernel(
     q_latent, q_tail, pool, rows, n_keys, sink, out, lse, units, parts, part_lse, n_rows, width, scale, H,
     q_token, q_head, tail_token, tail_head,
     stride: gl.constexpr, C: gl.constexpr, R: gl.constexpr, M: gl.constexpr, SINK: gl.constexpr, COUNTS: gl.constexpr,

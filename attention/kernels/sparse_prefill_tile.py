@@ -36,7 +36,7 @@ def load_latent(
 
 
 @triton.jit
-def tile_kernel(
+def sparse_prefill_tile_kernel(
     q_latent, q_tail, codes, scales, tails, rows, n_keys, sink, out, lse, units, parts, part_lse,
     n_rows, width, scale, H, q_token, q_head, tail_token, tail_head, code_stride, scale_stride, tail_stride,
     C: tl.constexpr, R: tl.constexpr, TAIL: tl.constexpr, G: tl.constexpr, W: tl.constexpr, RP: tl.constexpr,
@@ -75,9 +75,9 @@ def tile_kernel(
 
     column = tl.arange(0, G * W)
     tail = tl.arange(0, RP)
-    at = q_latent + (token * q_token + head * q_head)[:, None] + column[None, :]
+    at = q_latent + (token * q_token + head.to(tl.int64) * q_head)[:, None] + column[None, :]
     q = tl.load(at, mask=live[:, None] & (column < C)[None, :], other=0.0)
-    at = q_tail + (token * tail_token + head * tail_head)[:, None] + tail[None, :]
+    at = q_tail + (token * tail_token + head.to(tl.int64) * tail_head)[:, None] + tail[None, :]
     qt = tl.load(at, mask=live[:, None] & (tail < R)[None, :], other=0.0)
     high = tl.full([M], NO_MAX, tl.float32)
     total = tl.zeros([M], tl.float32)

@@ -37,7 +37,7 @@ def _mark(rows, flags, total, n_rows, N: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
     row = tl.load(rows + at, mask=at < total, other=-1)
     before = tl.load(rows + at - 1, mask=(at > 0) & (at < total), other=-1)
-    new = (row >= 0) & (row < n_rows) & ((at == 0) | (before // 64 != row // 64) | (before < 0))
+    new = (row >= 0) & (row < n_rows) & ((at == 0) | (before < 0) | (before >= n_rows) | (before // 64 != row // 64))
     known = tl.load(flags + row // 64, mask=new, other=1)
     tl.store(flags + row // 64, 1, mask=new & (known == 0))
 

@@ -157,7 +157,7 @@ def _value_group(
 
 
 @gluon.jit
-def wide_kernel(
+def sparse_prefill_wide_kernel(
     q_latent, q_tail, pool, scales, tail_pool, rows, n_keys, sink, out, lse, units, parts, part_lse, n_rows, width, scale, H,
     q_token, q_head, tail_token, tail_head,
     stride: gl.constexpr, C: gl.constexpr, R: gl.constexpr, FP8: gl.constexpr, SINK: gl.constexpr, COUNTS: gl.constexpr,

@@ -24,11 +24,11 @@ from .topk_choice import choose, keep_survivors, load_scores, locate, sample_piv
 
 
 @triton.jit
-def start_kernel(
+def topk_start_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, pivots, published,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, SAMPLE: tl.constexpr, GROUP: tl.constexpr, K_BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T): finish rows of up to ``CAPACITY`` scores; of longer ones the pivot, and counters at zero for ``scan_kernel``."""
+    """Grid (T): finish rows of up to ``CAPACITY`` scores; of longer ones the pivot, and counters at zero for ``topk_scan_kernel``."""
     row = tl.program_id(0).to(tl.int64)
     end = tl.minimum(tl.load(limit + row), max_context)
     scores = logits + row * logits_stride
@@ -47,7 +47,7 @@ def start_kernel(
 
 
 @triton.jit
-def scan_kernel(
+def topk_scan_kernel(
     logits, logits_stride, limit, max_context, pivots, published, found, places, n_parts,
     CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +79,7 @@ def scan_kernel(
 
 
 @triton.jit
-def finish_kernel(
+def topk_finish_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, pivots, published, found, places,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, K_BLOCK: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EMIT: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def finish_kernel(
 
 
 @triton.jit
-def rows_kernel(
+def topk_rows_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, found, places, n_rows,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, SAMPLE: tl.constexpr, GROUP: tl.constexpr, K_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
     EMIT: tl.constexpr,
@@ -225,7 +225,7 @@ def select_rows(
         programs = min(count, plan.programs)
         kept = torch.empty((2, programs, plan.capacity), dtype=torch.int32, device=logits.device)
         found = (kept[0].view(torch.float32), kept[1])
-        rows_kernel[(programs,)](
+        topk_rows_kernel[(programs,)](
             *given, *found, count, BLOCK=plan.block, EMIT=emit, **fixed, **sampling, num_warps=plan.warps, maxnreg=plan.registers
         )
         return out[0], out[1]
@@ -233,15 +233,15 @@ def select_rows(
     width = max(4, triton.next_power_of_2(n_parts))
     counters = torch.empty(count * (width + 1), dtype=torch.int32, device=logits.device)
     published, pivots = counters, counters[count * width :]
-    start_kernel[(count,)](*given, pivots, published, PARTS=width, **fixed, **sampling, num_warps=plan.row_warps)
+    topk_start_kernel[(count,)](*given, pivots, published, PARTS=width, **fixed, **sampling, num_warps=plan.row_warps)
     if max_context > plan.capacity:
         kept = torch.empty((2, count, plan.capacity), dtype=torch.int32, device=logits.device)
         found = (kept[0].view(torch.float32), kept[1])
-        scan_kernel[(count * n_parts,)](
+        topk_scan_kernel[(count * n_parts,)](
             logits, logits.stride(0), limit, max_context, pivots, published, *found, n_parts,
             CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps,
         )  # fmt: skip
-        finish_kernel[(count,)](
+        topk_finish_kernel[(count,)](
             *given, pivots, published, *found, PARTS=width, BLOCK=plan.row_block, EMIT=emit, **fixed, num_warps=plan.row_warps
         )
     return out[0], out[1]

@@ -13,7 +13,7 @@ _FETCH = 256  # values of 8 bytes that one program fetches
 
 
 @triton.jit
-def enter_kernel(
+def step_enter_kernel(
     slots, starts, page_at, page, tokens, token_stride, pages, width, used, page_size, n_rows,
     ids, table, write_rows, ends, limit,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -44,7 +44,7 @@ def enter_kernel(
 
 
 @triton.jit
-def fetch_kernel(lanes, lane_stride, n_lanes, counter, block, size, WIDTH: tl.constexpr):
+def step_fetch_kernel(lanes, lane_stride, n_lanes, counter, block, size, WIDTH: tl.constexpr):
     """Grid (ceil(size / WIDTH)): a lane of pinned memory into device memory, where the other kernels read it."""
     lane = tl.load(counter) % n_lanes
     value = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -52,7 +52,7 @@ def fetch_kernel(lanes, lane_stride, n_lanes, counter, block, size, WIDTH: tl.co
 
 
 @triton.jit
-def leave_kernel(found, slots, starts, tokens, token_stride, lanes, lane_stride, n_lanes, counter, n_rows, ROWS: tl.constexpr):
+def step_leave_kernel(found, slots, starts, tokens, token_stride, lanes, lane_stride, n_lanes, counter, n_rows, ROWS: tl.constexpr):
     """Grid (1): every row's token to its place in the token table and in pinned memory."""
     row = tl.arange(0, ROWS)
     real = row < n_rows
@@ -78,12 +78,13 @@ def enter_step(
 ) -> StepEntry:
     """See ``step_edges_torch.enter_step``. All tensors contiguous."""
     n, device = len(slots), slots.device
-    assert slots.is_contiguous() and starts.is_contiguous() and page_at.is_contiguous() and page.is_contiguous()
+    if not all(x.is_contiguous() for x in (slots, starts, page_at, page)):
+        raise ValueError("slots, starts, page_at and page must be contiguous; call .contiguous() on them")
     whole = torch.empty((3, n), dtype=torch.int64, device=device)
     table = torch.empty((n, used), dtype=torch.int32, device=device)
     limit = torch.empty(n, dtype=torch.int32, device=device)
     columns = min(_COLUMNS, triton.next_power_of_2(used))
-    enter_kernel[(n, triton.cdiv(used, columns))](
+    step_enter_kernel[(n, triton.cdiv(used, columns))](
         slots, starts, page_at, page, tokens, tokens.stride(0), pages, pages.stride(0), used, page_size, n,
         whole[0], table, whole[1], whole[2], limit,
         ROWS=triton.next_power_of_2(n), COLUMNS=columns,
@@ -94,7 +95,7 @@ def enter_step(
 def fetch_inputs(lanes: torch.Tensor, counter: torch.Tensor, block: torch.Tensor) -> None:
     """See ``step_edges_torch.fetch_inputs``."""
     size = len(block)
-    fetch_kernel[(triton.cdiv(size, _FETCH),)](lanes, lanes.stride(0), len(lanes), counter, block, size, WIDTH=_FETCH, num_warps=4)
+    step_fetch_kernel[(triton.cdiv(size, _FETCH),)](lanes, lanes.stride(0), len(lanes), counter, block, size, WIDTH=_FETCH, num_warps=4)
 
 
 def leave_step(
@@ -102,6 +103,6 @@ def leave_step(
 ) -> None:
     """See ``step_edges_torch.leave_step``."""
     n = len(found)
-    leave_kernel[(1,)](
+    step_leave_kernel[(1,)](
         found, slots, starts, tokens, tokens.stride(0), lanes, lanes.stride(0), len(lanes), counter, n, ROWS=triton.next_power_of_2(n)
     )

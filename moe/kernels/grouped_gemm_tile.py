@@ -33,7 +33,7 @@ def _product(acc, a, b, scale_a, scale_b, SWAP: tl.constexpr, FP8: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=["n_tiles"])
-def _tile_kernel(
+def grouped_tile_kernel(
     a, b, a_scales, b_scales, out, out_scales, sorted_index, block_slot, block_row, block_rows, n_blocks,
     n_tiles, N, K, a_stride, a_pitch, b_stride, b_scale_stride, out_stride, out_pitch,
     TOP_K: tl.constexpr, SWAP: tl.constexpr, FP8: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, EVEN: tl.constexpr,
@@ -137,7 +137,7 @@ def grouped_tiles(
     n_tiles = triton.cdiv(n, block_n)
     permutation = layout if isinstance(layout, Permutation) else None
     ahead = early(a.device)
-    _tile_kernel[(layout.max_blocks * n_tiles,)](
+    grouped_tile_kernel[(layout.max_blocks * n_tiles,)](
         a, b, a_scales, b_scales, out, out_scales, permutation.sorted_index if permutation is not None else None,
         layout.block_slot, layout.block_row, layout.block_rows, layout.n_blocks,
         n_tiles, n, k, a.stride(0), 0 if a_scales is None else a_scales.stride(1), b.stride(0),

@@ -52,7 +52,7 @@ def _load_slots(slots, first, n, n_slots, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n", "n_slots"])
-def _count_kernel(slots, counts, n, n_slots, TILE: tl.constexpr, EARLY: tl.constexpr):
+def permute_count_kernel(slots, counts, n, n_slots, TILE: tl.constexpr, EARLY: tl.constexpr):
     """Program s: the choices of slot s; program n_slots: those without a slot."""
     enter(EARLY)
     slot = tl.program_id(0)
@@ -64,7 +64,7 @@ def _count_kernel(slots, counts, n, n_slots, TILE: tl.constexpr, EARLY: tl.const
 
 
 @triton.jit(do_not_specialize=["n", "n_slots", "bound"])
-def _place_kernel(
+def permute_place_kernel(
     slots, counts, offsets, sorted_index, place, block_slot, block_row, block_rows, n_blocks, n, n_slots, bound,
     COUNT: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +117,7 @@ def _place_kernel(
 
 
 @triton.jit(do_not_specialize=["n_slots", "bound", "stride"])
-def _segment_kernel(
+def segment_blocks_kernel(
     counts, block_slot, block_row, block_rows, n_blocks, n_slots, bound, stride,
     STRIDED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +160,7 @@ def segment_blocks(counts: torch.Tensor, n_rows: int, block: int, *, stride: int
     bound = max_row_blocks(n_rows, n_slots, block)
     block_slot, block_row, block_rows, n_blocks = _pieces([bound, bound, bound, 1], counts.device)
     ahead = early(counts.device)
-    _segment_kernel[(n_slots + 1,)](
+    segment_blocks_kernel[(n_slots + 1,)](
         counts, block_slot, block_row, block_rows, n_blocks, n_slots, bound, stride or 0,
         STRIDED=stride is not None, SLOTS=triton.next_power_of_2(n_slots), BLOCK=block, EARLY=ahead, num_warps=2, launch_pdl=ahead,
     )  # fmt: skip
@@ -188,8 +188,8 @@ def permute(slots: torch.Tensor, n_slots: int, *, block: int) -> Permutation:
     tile = next(size for size in _TILES if n <= size or size == _SINGLE)  # few sizes, few compiles
     warps = 1 if tile <= 16 else 4 if tile <= 1024 else 8
     if not single:
-        _count_kernel[(n_slots + 1,)](slots, counts, n, n_slots, TILE=tile, EARLY=ahead, num_warps=warps, launch_pdl=ahead)
-    _place_kernel[(n_slots + 1,)](
+        permute_count_kernel[(n_slots + 1,)](slots, counts, n, n_slots, TILE=tile, EARLY=ahead, num_warps=warps, launch_pdl=ahead)
+    permute_place_kernel[(n_slots + 1,)](
         slots, counts, offsets, sorted_index, place, block_slot, block_row, block_rows, n_blocks, n, n_slots, bound,
         COUNT="pairs" if n <= _PAIRS else "bins" if single else "read", SLOTS=triton.next_power_of_2(n_slots + 1), TILE=tile,
         BLOCK=block, EARLY=ahead, num_warps=warps, launch_pdl=ahead,

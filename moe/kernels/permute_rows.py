@@ -14,7 +14,7 @@ from .permute_torch import Permutation
 
 
 @triton.jit
-def _permute_rows_kernel(
+def permute_rows_kernel(
     x, place, rows, scales, width, x_stride, scale_pitch,
     K: tl.constexpr, QUANTISE: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +51,7 @@ def permute_rows(x: torch.Tensor, layout: Permutation, *, quantise: bool = False
     scales = empty_scales(n, width, x.device) if quantise else None
     groups, ahead = 8 if x.shape[0] > 64 else 2, early(x.device)
     if x.shape[0] and layout.k and width:
-        _permute_rows_kernel[(x.shape[0], triton.cdiv(width, groups * SCALED))](
+        permute_rows_kernel[(x.shape[0], triton.cdiv(width, groups * SCALED))](
             x, layout.place, rows, scales, width, x.stride(0), 0 if scales is None else scales.stride(1),
             K=layout.k, QUANTISE=quantise, GROUPS=groups, BLOCK=SCALED, EARLY=ahead, num_warps=groups // 2, launch_pdl=ahead,
         )  # fmt: skip
@@ -59,7 +59,7 @@ def permute_rows(x: torch.Tensor, layout: Permutation, *, quantise: bool = False
 
 
 @triton.jit(do_not_specialize=["width"])
-def _unpermute_kernel(
+def unpermute_kernel(
     y, place, weights, out, width, y_stride, weight_stride,
     K: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def unpermute(y: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, *, ou
     out = torch.empty((n, y.shape[1]), dtype=out_dtype, device=y.device)
     if n and out.shape[1]:
         block, ahead = min(triton.next_power_of_2(out.shape[1]), 512), early(y.device)
-        _unpermute_kernel[(n, triton.cdiv(out.shape[1], block))](
+        unpermute_kernel[(n, triton.cdiv(out.shape[1], block))](
             y, place, weights, out, out.shape[1], y.stride(0), weights.stride(0),
             K=k, CHOICES=triton.next_power_of_2(max(k, 1)), BLOCK=block, EARLY=ahead, num_warps=4, launch_pdl=ahead,
         )  # fmt: skip

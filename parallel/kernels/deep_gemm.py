@@ -19,7 +19,10 @@ def fp8_gemm(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``fp8_gemm.fp8_gemm``. DeepGEMM itself gives bf16 for K and N that are multiples of 128 and 64; others raise there."""
+    """As ``fp8_gemm.fp8_gemm``, but DeepGEMM gives bf16: other dtypes, and a sum with the bias, are made of rounded values.
+
+    It takes K and N that are multiples of 128 and 64; others raise there.
+    """
     check_operands(a, a_scale, b, b_scale, bias)
     result = output(a, b, torch.bfloat16, out if out_dtype == torch.bfloat16 else None)
     if len(a):

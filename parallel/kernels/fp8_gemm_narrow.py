@@ -115,8 +115,10 @@ def _multiply(b_scale, bias, out, slots_a, slots_s, slots_b, full, empty, handed
 
 
 @gluon.jit(do_not_specialize=["scale_pitch", "b_scale_stride", "n_rows", "n_row_tiles", "n_tiles", "n_blocks", "ahead"])
-def narrow_kernel(a, a_scale, b, b_scale, bias, out, scale_pitch, b_scale_stride, out_stride, n_rows, n_columns, n_row_tiles, n_tiles,
-                  n_blocks, ahead, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr):  # fmt: skip
+def fp8_gemm_narrow_kernel(
+    a, a_scale, b, b_scale, bias, out, scale_pitch, b_scale_stride, out_stride, n_rows, n_columns, n_row_tiles, n_tiles, n_blocks, ahead,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
     """All tiles, in turn over a grid of at most one program an SM. a, a_scale, b are TMA descriptors."""
     slots_a = gl.allocate_shared_memory(a.dtype, [STAGES, ROWS, 128], a.layout)
     slots_b = gl.allocate_shared_memory(b.dtype, [STAGES, COLUMNS, 128], b.layout)
@@ -156,7 +158,7 @@ def launch(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor,
     *, rows: int, columns: int, stages: int, ahead: bool = False,
 ) -> None:  # fmt: skip
-    """Run ``narrow_kernel`` on operands that TMA can address, in tiles of 64 or 128 rows x 16 to 128 columns; at least one row.
+    """Run ``fp8_gemm_narrow_kernel`` on operands that TMA can address, in tiles of 64 or 128 rows x 16 to 128 columns; at least one row.
 
     ``stages`` is what is wished for; shared memory may hold fewer. ``ahead``: weights, their scales and the bias may be read
     before the kernel launched before this one has ended.
@@ -166,9 +168,9 @@ def launch(
     n_blocks, n_row_tiles = triton.cdiv(width, 128), triton.cdiv(n_rows, rows)
     n_tiles = n_row_tiles * triton.cdiv(n_columns, columns)
     read = 32 if n_rows <= 32 else rows
-    narrow_kernel[(min(multiprocessors(a.device), n_tiles),)](
+    fp8_gemm_narrow_kernel[(min(multiprocessors(a.device), n_tiles),)](
         matrix(a, read, 128), line(a_scale, (n_blocks - 1) * pitch + n_rows, rows), matrix(b, columns, 128), b_scale, bias, out, pitch,
         b_scale.stride(0), out.stride(0), n_rows, n_columns, n_row_tiles, n_tiles, n_blocks, int(ahead),
-        ROWS=rows, COLUMNS=columns, STAGES=min(stages, room(rows, columns, out.element_size())), BIAS=bias is not None, num_warps=4,
-        launch_pdl=True,
+        ROWS=rows, COLUMNS=columns, STAGES=min(stages, room(rows, columns, out.element_size())) // 2 * 2, BIAS=bias is not None,
+        num_warps=4, launch_pdl=True,
     )  # fmt: skip

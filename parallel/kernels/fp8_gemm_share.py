@@ -34,7 +34,7 @@ def program_of(unit, n_units, programs):
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_row_tiles", "n_column_tiles", "n_blocks", "n_whole", "programs"])
-def add_parts_kernel(
+def fp8_gemm_parts_kernel(
     partial, bias, out, out_stride, n_rows, n_columns, n_row_tiles, n_column_tiles, n_blocks, n_whole, programs,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +73,7 @@ def add_parts(
     """Launch the sum behind a product that shared the tiles after ``n_whole`` rounds of ``programs`` of them."""
     n_rows, n_columns = out.shape
     chunk = rows // 8
-    add_parts_kernel[(tiles[0] * tiles[1] - n_whole * programs, 8)](
+    fp8_gemm_parts_kernel[(tiles[0] * tiles[1] - n_whole * programs, 8)](
         partial, bias, out, out.stride(0), n_rows, n_columns, tiles[0], tiles[1], n_blocks, n_whole, programs,
         ROWS=rows, CHUNK=chunk, GROUP=group, BIAS=bias is not None, WAIT=out.is_cuda, num_warps=min(max(chunk // 4, 1), 4),
         **({"launch_pdl": True} if out.is_cuda else {}),

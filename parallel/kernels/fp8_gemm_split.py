@@ -23,7 +23,7 @@ def _finish(total, out, bias, rows, features, n_rows, n_features, out_stride, BI
 
 
 @triton.jit(do_not_specialize=["n_rows", "b_scale_stride"])
-def split_kernel(
+def fp8_gemm_split_kernel(
     a, a_scale, b, b_scale, bias, out, partial, arrived, n_rows, n_features, width, a_stride, a_scale_row, a_scale_block, b_stride,
     b_scale_stride, out_stride,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
@@ -74,19 +74,15 @@ _arrivals: dict[tuple[int, int], torch.Tensor] = {}
 def arrivals(device: torch.device, count: int) -> torch.Tensor:
     """int32 zeros [>= count] that launches of one stream share, as each leaves them zero.
 
-    A stream has its own, because two products may run at the same time. Inside the capture of a graph whose stream has none
-    yet they are made (and zeroed) by the graph.
+    A stream has its own, because two products may run at the same time. A graph makes and zeroes its own in every replay:
+    nobody knows on which stream it will run.
     """
-    if device.type != "cuda":
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    if count > _COUNTERS:
+    if device.type != "cuda" or count > _COUNTERS or torch.cuda.is_current_stream_capturing():
         return torch.zeros(count, dtype=torch.int32, device=device)
     key = (device.index or 0, torch.cuda.current_stream(device).cuda_stream)
     found = _arrivals.get(key)
     if found is None:
-        found = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-        if not torch.cuda.is_current_stream_capturing():
-            _arrivals[key] = found
+        found = _arrivals[key] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
     return found
 
 
@@ -94,7 +90,7 @@ def launch(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor,
     *, rows: int, features: int, splits: int, stages: int, warps: int,
 ) -> None:  # fmt: skip
-    """Run ``split_kernel`` with tiles of ``features`` x ``rows``; at least one row."""
+    """Run ``fp8_gemm_split_kernel`` with tiles of ``features`` x ``rows``; at least one row."""
     n_rows, width = a.shape
     n_features = b.shape[0]
     n_tiles, n_row_tiles = triton.cdiv(n_features, features), triton.cdiv(n_rows, rows)
@@ -103,7 +99,7 @@ def launch(
     if splits > 1:
         partial = torch.empty(n_tiles * n_row_tiles * splits * features * rows, dtype=torch.float32, device=a.device)
         arrived = arrivals(a.device, n_tiles * n_row_tiles)
-    split_kernel[(n_tiles * splits, n_row_tiles)](
+    fp8_gemm_split_kernel[(n_tiles * splits, n_row_tiles)](
         a, a_scale, b, b_scale, bias, out, partial, arrived, n_rows, n_features, width, a.stride(0), a_scale.stride(0), a_scale.stride(1),
         b.stride(0), b_scale.stride(0), out.stride(0),
         FEATURES=features, ROWS=rows, SPLITS=splits, BIAS=bias is not None, WHOLE=n_features % features == 0 and width % 128 == 0,

@@ -184,7 +184,7 @@ def _multiply(b_scale, bias, c, partial, slots_a, slots_s, slots_b, full, empty,
 
 
 @gluon.jit(do_not_specialize=["scale_pitch", "b_scale_stride", "n_columns", "n_row_tiles", "n_column_tiles", "n_blocks", "n_whole"])
-def tiles_kernel(a, a_scale, b, b_scale, bias, c, partial, scale_pitch, b_scale_stride, n_columns, n_row_tiles,
+def fp8_gemm_tiles_kernel(a, a_scale, b, b_scale, bias, c, partial, scale_pitch, b_scale_stride, n_columns, n_row_tiles,
                  n_column_tiles, n_blocks, n_whole, ROWS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
                  BIAS: gl.constexpr):  # fmt: skip
     """All tiles, spread over a grid of one program an SM. a, a_scale, b, c are TMA descriptors."""
@@ -217,7 +217,7 @@ def launch(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor,
     *, rows: int, stages: int, group: int, share: bool,
 ) -> None:  # fmt: skip
-    """Run ``tiles_kernel`` on operands that TMA can address (``hopper.addressable``); at least one row, scales column by column.
+    """Run ``fp8_gemm_tiles_kernel`` on operands that TMA can address (``hopper.addressable``); at least one row, scales column by column.
 
     ``share``: the tiles beyond the last full round of one an SM are shared evenly, together with that round.
     """
@@ -236,7 +236,7 @@ def launch(
     else:
         programs = min(programs, n_tiles)
         n_whole = -(-n_tiles // programs)
-    tiles_kernel[(programs,)](
+    fp8_gemm_tiles_kernel[(programs,)](
         matrix(a, rows, 128), line(a_scale, (n_blocks - 1) * pitch + n_rows, rows), matrix(b, 128, 128), b_scale, bias,
         matrix(out, 64, 64), partial, pitch, b_scale.stride(0), n_columns, tiles[0], tiles[1], n_blocks, n_whole,
         ROWS=rows, STAGES=stages, GROUP=group, BIAS=bias is not None, num_warps=4,

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from .quantise_torch import BLOCK, check_gate_up, check_rows, empty_scales
 
 _E4M3_MAX = tl.constexpr(448.0)
+_MOST_PROGRAMS = 65535  # of a grid in its second direction
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def silu_mul_tile(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _quantise_kernel(
+def quantise_kernel(
     x, values, scales, count, n_rows, width, x_stride, scale_stride,
     GATED: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SIGNAL: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +76,7 @@ def _quantise_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _silu_mul_kernel(x, out, count, n_rows, width, x_stride, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(x, out, count, n_rows, width, x_stride, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Program (k, r): columns k * BLOCK .. of ROWS rows."""
     if COUNTED:
         n_rows = tl.minimum(n_rows, tl.load(count))
@@ -97,7 +98,9 @@ def signals_dependents(device: torch.device) -> bool:
 
 
 def _rows_a_program(n_rows: int, blocks: int) -> tuple[int, int]:
-    """(rows, warps) of a program: small ones while they would not fill the GPU."""
+    """(rows, warps) of a program: small ones while they would not fill the GPU, large ones where a grid would be too high."""
+    if n_rows > 16 * _MOST_PROGRAMS:
+        return 64, 4
     return (16, 4) if n_rows * blocks >= 16 * 1024 else (4, 1)
 
 
@@ -108,7 +111,7 @@ def _launch(x: torch.Tensor, width: int, gated: bool, count: torch.Tensor | None
     blocks = scales.shape[1]
     if n_rows and blocks:
         rows, warps = _rows_a_program(n_rows, blocks)
-        _quantise_kernel[(blocks, triton.cdiv(n_rows, rows))](
+        quantise_kernel[(blocks, triton.cdiv(n_rows, rows))](
             x, values, scales, count, n_rows, width, x.stride(0), scales.stride(1),
             GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, SIGNAL=signals_dependents(x.device), num_warps=warps,
         )  # fmt: skip
@@ -165,7 +168,7 @@ def silu_mul(gate_up: torch.Tensor, *, count: torch.Tensor | None = None) -> tor
     if n_rows and width:
         blocks = triton.cdiv(width, BLOCK)
         rows, warps = _rows_a_program(n_rows, blocks)
-        _silu_mul_kernel[(blocks, triton.cdiv(n_rows, rows))](
+        silu_mul_kernel[(blocks, triton.cdiv(n_rows, rows))](
             gate_up, out, count, n_rows, width, gate_up.stride(0),
             COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip

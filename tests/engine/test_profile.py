@@ -90,15 +90,15 @@ def test_kernels_are_known_by_name(name, part):
 
 
 def test_ranges_say_better_than_names():
-    assert part_of("rows_kernel", "rorqual.part.top-k") == "top-k" and part_of("nvjet_gemm", "rorqual.part.MoE") == "MoE"
-    assert part_of("rows_kernel", "rorqual.module.attention") == "attention"
+    assert part_of("topk_rows_kernel", "rorqual.part.top-k") == "top-k" and part_of("nvjet_gemm", "rorqual.part.MoE") == "MoE"
+    assert part_of("topk_rows_kernel", "rorqual.module.attention") == "attention"
     assert part_of("nvjet_gemm", "rorqual.module.attention") == "linear"  # a dense product, whoever asks for it
     assert part_of("ncclDevKernel", "rorqual.module.MoE") == "communication"
 
 
 def test_kernels_of_a_graph_are_known_by_their_place():
     """The same kernel serves two parts: a rehearsal under ranges tells them apart."""
-    names = ("rows_kernel", "rows_kernel", "gemm")
+    names = ("topk_rows_kernel", "topk_rows_kernel", "gemm")
     rehearsal = [note(STEP, 0, 100), note("rorqual.part.top-k", 10, 10), note("rorqual.module.MoE", 30, 30)]
     for i, name in enumerate(names):
         rehearsal += [call(i, 15 + 20 * i), kernel(i, name, 200 + 10 * i, 5)]

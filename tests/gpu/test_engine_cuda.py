@@ -90,7 +90,7 @@ def test_loss_and_recall_stay_within_a_percent_of_the_reference(rows, weights, t
         loss = heldout_loss(llm, 4)
         assert abs(loss / REFERENCE["heldout"]["sparse"]["loss"] - 1) < 0.01, loss
         found = [(recall(llm, length, n), n) for length, n in ((512, 24), (1024, 24), (2048, 24), (7500, 8))]
-        assert sum(right for right, _ in found) >= 0.97 * sum(n for _, n in found), found
+        assert sum(right for right, _ in found) >= 0.98 * sum(n for _, n in found), found
 
 
 LAYOUTS = [

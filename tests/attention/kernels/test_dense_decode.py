@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from rorqual.attention.kernels import dense_decode_torch  # noqa: E402
 from rorqual.attention.kernels.dense_decode import DecodeLaunch, dense_decode  # noqa: E402
-from rorqual.attention.kernels.dense_decode_plan import plan_kernel  # noqa: E402
+from rorqual.attention.kernels.dense_decode_plan import dense_decode_plan_kernel  # noqa: E402
 from rorqual.attention.kv.layout import encode_latent  # noqa: E402
 from tests.kernels.interpreter import repair  # noqa: E402
 from tests.kernels.offline import SMEM_LIMIT, Report, compile_reports  # noqa: E402
@@ -95,7 +95,7 @@ def test_a_plan_covers_every_key_once(together):
     tokens, programs = len(limit), 6
     units = torch.full((tokens + programs, 8), -7, dtype=torch.int32)
     of_token = torch.full((tokens, 4), -7, dtype=torch.int32)
-    plan_kernel[(1,)](token_row, limit, units, of_token, tokens, len(units), programs, 64, B=together, BT=8, U=64)
+    dense_decode_plan_kernel[(1,)](token_row, limit, units, of_token, tokens, len(units), programs, 64, B=together, BT=8, U=64)
     assert int((of_token[:, :3] == -7).sum()) == 0
     covered: dict[int, list[int]] = {t: [] for t in range(tokens)}
     parts = []

@@ -88,7 +88,7 @@ def test_compiles_to_warpgroup_products_without_spills():
     launch = VarlenLaunch()
     sizes = {"D": 128, "R": 64, "V": 128, "DP": 128, "RP": 64, "VP": 128, "M": launch.queries, "N": launch.keys}
     spec = Spec(
-        fn="rorqual.attention.kernels.dense_prefill_kernels:varlen_kernel",
+        fn="rorqual.attention.kernels.dense_prefill_kernels:varlen_attention_kernel",
         signature={**pointers, **numbers, "query_start": "*i32", "key_start": "*i32", "lse": "*fp32", "scale": "fp32"},
         constexprs={**sizes, "CAUSAL": True, "PRECISION": "tf32", "STAGES": launch.stages},
         aligned=(*pointers, *(n for n in numbers if n != "H")),

@@ -139,7 +139,7 @@ FLAGS = {"PARTS": True}
 def spec(kernel, warps, pool="*u8", **constants):
     gluon = kernel in ("few", "wide")
     return Spec(
-        fn=f"rorqual.attention.kernels.sparse_decode_{kernel}:{kernel}_kernel",
+        fn=f"rorqual.attention.kernels.sparse_decode_{kernel}:sparse_decode_{kernel}_kernel",
         signature=TYPES | {"pool": pool},
         constexprs=FLAGS | constants,
         aligned=ALIGNED,

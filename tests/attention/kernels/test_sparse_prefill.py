@@ -113,6 +113,17 @@ def test_rows_dequantised_once(slots, monkeypatch):
             assert torch.equal(gather_latent(found.pool, found.rows.view(-1), 192, 16, torch.float32), wanted)
 
 
+@interpreted
+def test_a_key_after_one_past_the_pool_is_kept():
+    """Row 130 is no key of a pool of 130 rows, though it lies in the run of 64 that row 128 begins."""
+    pool = encode_latent(torch.randn(130, 208), 192)
+    rows = torch.tensor([[5, 130, 128, -1]], dtype=torch.int32)
+    found = sparse_prefill_unpack.unpack(pool, rows, 192, 16, torch.float32)
+    wanted = gather_latent(pool, rows.view(-1)[[0, 2]], 192, 16, torch.float32)
+    assert torch.equal(gather_latent(found.pool, found.rows.view(-1)[[0, 2]], 192, 16, torch.float32), wanted)
+    assert int(found.rows[0, 1]) < 0 and int(found.rows[0, 3]) < 0
+
+
 def test_refuses_what_does_not_fit():
     given = problem(48, 16, 2, False)
     with pytest.raises(ValueError, match="rows is torch.int64"):
@@ -134,7 +145,7 @@ PLACE = "rorqual.attention.kernels.sparse_prefill_"
 FP8_TYPES = types("*i32", scales="*fp32")
 SPECS = {
     "wide": Spec(
-        fn=PLACE + "wide:wide_kernel",
+        fn=PLACE + "wide:sparse_prefill_wide_kernel",
         signature=types("*bf16"),
         constexprs={
             **ABSENT, **SHAPE, "scales": None, "tail_pool": None, "FP8": False, "stride": 576,
@@ -145,7 +156,7 @@ SPECS = {
         options={"num_warps": 4},
     ),
     "pair": Spec(
-        fn=PLACE + "pair:pair_kernel",
+        fn=PLACE + "pair:sparse_prefill_pair_kernel",
         signature=types("*bf16"),
         constexprs={**ABSENT, **SHAPE, "M": 16, "stride": 576, "LOAD_WARPS": 4, "LOAD_REGS": 72, "REGS": 160},
         aligned=ALIGNED,
@@ -153,7 +164,7 @@ SPECS = {
         options={"num_warps": 4},
     ),
     "few": Spec(
-        fn=PLACE + "few:few_kernel",
+        fn=PLACE + "few:sparse_prefill_few_kernel",
         signature=FP8_TYPES,
         constexprs={**ABSENT, **SHAPE, "M": 16, "stride": 164, "FENCE": True, "LOAD_WARPS": 8, "LOAD_REGS": 128},
         aligned=(*ALIGNED, "scales"),

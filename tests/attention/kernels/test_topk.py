@@ -130,10 +130,10 @@ def test_compiles_for_hopper():
     page = {"PAGE": 64, "K_BLOCK": 2048}
     start, scan, finish, rows = compile_reports(
         [
-            spec("start_kernel", GIVEN | STATE, 16, **page, SAMPLE=4096, GROUP=1, PARTS=32),
-            spec("scan_kernel", SCANNED, 4, PARTS=32, BLOCK=2048),
-            spec("finish_kernel", GIVEN | STATE | KEPT, 16, **page, PARTS=32, BLOCK=4096, EMIT=8192),
-            spec("rows_kernel", GIVEN | KEPT | {"n_rows": "i32"}, 8, 128, **page, SAMPLE=2048, GROUP=4, BLOCK=4096, EMIT=2048),
+            spec("topk_start_kernel", GIVEN | STATE, 16, **page, SAMPLE=4096, GROUP=1, PARTS=32),
+            spec("topk_scan_kernel", SCANNED, 4, PARTS=32, BLOCK=2048),
+            spec("topk_finish_kernel", GIVEN | STATE | KEPT, 16, **page, PARTS=32, BLOCK=4096, EMIT=8192),
+            spec("topk_rows_kernel", GIVEN | KEPT | {"n_rows": "i32"}, 8, 128, **page, SAMPLE=2048, GROUP=4, BLOCK=4096, EMIT=2048),
         ]
     )
     for report in (start, scan, finish):

@@ -85,9 +85,9 @@ def test_compiled_for_sm_90a():
     name = "rorqual.engine.kernels.step_edges"
     reports = compile_reports(
         [
-            Spec(fn=f"{name}:enter_kernel", signature=entry, constexprs={"ROWS": 256, "COLUMNS": 1024}),
-            Spec(fn=f"{name}:leave_kernel", signature=leave, constexprs={"ROWS": 256}),
-            Spec(fn=f"{name}:fetch_kernel", signature=fetch, constexprs={"WIDTH": 256}),
+            Spec(fn=f"{name}:step_enter_kernel", signature=entry, constexprs={"ROWS": 256, "COLUMNS": 1024}),
+            Spec(fn=f"{name}:step_leave_kernel", signature=leave, constexprs={"ROWS": 256}),
+            Spec(fn=f"{name}:step_fetch_kernel", signature=fetch, constexprs={"WIDTH": 256}),
         ]
     )
     assert all(r.spill_bytes == 0 and r.registers <= 128 for r in reports)

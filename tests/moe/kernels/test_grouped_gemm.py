@@ -111,7 +111,7 @@ def tile_spec(kind: str, block: int, gated: bool) -> Spec:
     tables = dict.fromkeys(("sorted_index", "block_slot", "block_row", "block_rows", "n_blocks"), "*i32")
     sizes = ("n_tiles", "N", "K", "a_stride", "a_pitch", "b_stride", "b_scale_stride", "out_stride", "out_pitch")
     return Spec(
-        fn="rorqual.moe.kernels.grouped_gemm_tile:_tile_kernel",
+        fn="rorqual.moe.kernels.grouped_gemm_tile:grouped_tile_kernel",
         signature={**pointers, "out": f"*{kind}" if gated else "*bf16", **tables, **dict.fromkeys(sizes, "i32")},
         constexprs={
             "TOP_K": 0, "SWAP": True, "FP8": fp8, "GATED": gated, "QUANTISE": gated and fp8, "EVEN": True, "GROUP": 4,

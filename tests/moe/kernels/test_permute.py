@@ -134,18 +134,18 @@ def reports() -> list[Report]:
     return compile_reports(
         [
             Spec(
-                fn=module + "_place_kernel", signature=place, options={"num_warps": 8},
+                fn=module + "permute_place_kernel", signature=place, options={"num_warps": 8},
                 constexprs={"COUNT": count, "SLOTS": 512, "TILE": 4096, "BLOCK": 64, "EARLY": True},
             )
             for count in ("bins",)
         ]
         + [
             Spec(
-                fn="rorqual.moe.kernels.permute_rows:_permute_rows_kernel", signature=rows, aligned=("x", "rows", "width", "x_stride"),
+                fn="rorqual.moe.kernels.permute_rows:permute_rows_kernel", signature=rows, aligned=("x", "rows", "width", "x_stride"),
                 constexprs={"K": 8, "QUANTISE": True, "GROUPS": 8, "BLOCK": 128, "EARLY": True},
             ),
             Spec(
-                fn="rorqual.moe.kernels.permute_rows:_unpermute_kernel", signature=back,
+                fn="rorqual.moe.kernels.permute_rows:unpermute_kernel", signature=back,
                 constexprs={"K": 8, "CHOICES": 8, "BLOCK": 1024, "EARLY": True},
             ),
         ]

@@ -188,7 +188,7 @@ def _split_spec(rows: int, features: int, splits: int, stages: int, warps: int, 
     signature |= dict.fromkeys((*aligned, "n_rows", "b_scale_stride"), "i32")
     constants = {"FEATURES": features, "ROWS": rows, "SPLITS": splits, "BIAS": False, "WHOLE": whole, "STAGES": stages}
     return Spec(
-        fn="rorqual.parallel.kernels.fp8_gemm_split:split_kernel",
+        fn="rorqual.parallel.kernels.fp8_gemm_split:fp8_gemm_split_kernel",
         signature=signature,
         constexprs={"bias": None, "a_scale_row": 1, **constants},
         aligned=("a", "a_scale", "b", "b_scale", "out", "partial", "arrived", *aligned),
@@ -207,7 +207,7 @@ def _descriptor(dtype: str, shape: list[int], bits: int) -> str:
 def _tiles_spec(rows: int, stages: int, out: str, bias: bool) -> Spec:
     integers = ("scale_pitch", "b_scale_stride", "n_columns", "n_row_tiles", "n_column_tiles", "n_blocks", "n_whole")
     return Spec(
-        fn="rorqual.parallel.kernels.fp8_gemm_tiles:tiles_kernel",
+        fn="rorqual.parallel.kernels.fp8_gemm_tiles:fp8_gemm_tiles_kernel",
         signature={
             "a": _descriptor("fp8e4nv", [rows, 128], 8),
             "a_scale": _descriptor("fp32", [rows], 32),
@@ -230,7 +230,7 @@ def _narrow_spec(rows: int, columns: int, out: str, bias: bool, read: int | None
 
     integers = ("scale_pitch", "b_scale_stride", "out_stride", "n_rows", "n_columns", "n_row_tiles", "n_tiles", "n_blocks", "ahead")
     return Spec(
-        fn="rorqual.parallel.kernels.fp8_gemm_narrow:narrow_kernel",
+        fn="rorqual.parallel.kernels.fp8_gemm_narrow:fp8_gemm_narrow_kernel",
         signature={
             "a": _descriptor("fp8e4nv", [read or rows, 128], 8),
             "a_scale": _descriptor("fp32", [rows], 32),

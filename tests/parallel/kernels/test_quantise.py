@@ -140,7 +140,7 @@ def test_compiles_without_spill() -> None:
     }  # fmt: skip
     specs = [
         Spec(
-            fn="rorqual.parallel.kernels.quantise:_quantise_kernel",
+            fn="rorqual.parallel.kernels.quantise:quantise_kernel",
             signature=signature,
             constexprs={"count": None, "GATED": gated, "COUNTED": False, "ROWS": rows, "BLOCK": 128, "SIGNAL": True},
             aligned=("x", "values", "scales", "width", "x_stride", "scale_stride"),
