@@ -72,13 +72,14 @@ class EngineConfig:
         "start", "Capture all graphs at the start, or each one when it is first needed.", choices=("start", "lazy"), group="device"
     )
 
-    tensor_parallel_size: int = option(1, "Ranks that share the attention of one request.", "-tp", "--tp-size", group="parallel")
-    pipeline_parallel_size: int = option(1, "Pipeline stages.", "-pp", "--pp-size", group="parallel")
-    data_parallel_size: int = option(1, "Ranks (of tp each) that own different requests.", "-dp", "--dp-size", group="parallel")
+    tensor_parallel_size: int = option(1, "Ranks that share the attention of one request.", "-tp", "--tp-size", "--tp", group="parallel")
+    pipeline_parallel_size: int = option(1, "Pipeline stages.", "-pp", "--pp-size", "--pp", group="parallel")
+    data_parallel_size: int = option(1, "Ranks (of tp each) that own different requests.", "-dp", "--dp-size", "--dp", group="parallel")
     expert_parallel_size: int | None = option(
         None,
         "Ranks the experts are spread over: dp x tp (default), or 1 for experts split like other tensors.",
         "-ep",
+        "--ep",
         "--ep-size",
         group="parallel",
     )

@@ -35,8 +35,9 @@ def graph_sizes(max_num_seqs: int, max_bs: int | None, sizes: Sequence[int] | No
     bad = [size for size in [*(sizes or ()), *([] if max_bs is None else [max_bs])] if size < 1]
     if bad:
         raise ValueError(f"batch sizes of CUDA graphs must be at least 1, found {bad[0]}; use --enforce-eager for no graphs")
-    most = min(max_num_seqs, _MAX_BATCH if max_bs is None else max_bs)
-    if sizes is None:
+    most = max_num_seqs if max_bs is None else min(max_num_seqs, max_bs)
+    if not sizes:
+        most = min(most, _MAX_BATCH) if max_bs is None else most
         sizes = [1, 2, 4]
         for limit, stride in _STRIDES:
             first = sizes[-1] // stride * stride + stride

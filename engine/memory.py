@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,32 @@ def free_bytes(device: torch.device, config: EngineConfig, local_ranks: int) -> 
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1.0 - config.gpu_memory_utilization) * total))
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE) // local_ranks
+
+
+def host_available() -> int:
+    """Bytes of host memory that can be had without swapping, cached files counted."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_weights(n_bytes: int, device: torch.device, local_ranks: int) -> None:
+    """Refuse weights that do not fit on this rank, before any memory is taken for them.
+
+    Raises:
+        ValueError: with what they take and what there is.
+    """
+    if device.type == "cuda":
+        free, where = torch.cuda.mem_get_info(device)[0], f"on {device}"
+    else:
+        free, where = host_available() // local_ranks, f"in host memory for each of {local_ranks} ranks"
+    if n_bytes > free:
+        need = f"the weights of this rank take {n_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free {where}"
+        raise ValueError(f"{need}; use more ranks (--tp-size, --pp-size, or --dp-size for the experts), or a smaller model")
 
 
 def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int, available: int) -> int:

@@ -28,10 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 Runner = Callable[[argparse.Namespace], int]
 
 
-def overview() -> str:
-    """What ``rorqual`` alone prints."""
+def overview(start: str = "") -> str:
+    """What ``rorqual`` alone prints: the commands, or those whose names begin with ``start``."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name.ljust(width)}  {text}" for name, (_, text) in COMMANDS.items() if name.startswith(start)]
     return (
         f"rorqual {__version__}: inference for DeepSeek-style models\n\n"
         "usage: rorqual COMMAND ...            (the same as python -m rorqual.launch COMMAND ...)\n"
@@ -46,12 +46,15 @@ def pick_command(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises:
         ValueError: no such command; the known are listed.
     """
+    inner = [name for name in COMMANDS if name.split()[0] == words[0] and name != words[0]]
     for size in (1, 2):
         name = " ".join(words[:size])
         if name in COMMANDS and len(words) >= size:
             return name, list(words[size:])
-    known = ", ".join(COMMANDS)
-    raise ValueError(f"unknown command {words[0]!r}; known are: {known}")
+    if inner:
+        asked = f"unknown command {' '.join(words[:2])!r}" if len(words) > 1 else f"{words[0]!r} needs the name of what to run"
+        raise ValueError(f"{asked}; known are: {', '.join(inner)}")
+    raise ValueError(f"unknown command {words[0]!r}; known are: {', '.join(COMMANDS)}")
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Runner, argparse.Namespace]:
@@ -77,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(overview())
+        return 0
+    if len(words) == 2 and words[1] in ("-h", "--help") and any(name.startswith(words[0] + " ") for name in COMMANDS):
+        print(overview(words[0] + " "))
         return 0
     if words[0] == "--version":
         print(__version__)

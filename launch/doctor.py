@@ -116,7 +116,9 @@ def _planned(kind: str, name: str, module: str) -> Backend:
 
 def _kernels(kind: str, name: str, module: str, use: str) -> Backend:
     """A backend that needs a package and a GPU."""
-    reasons = [] if find_spec(module) is not None else [f"{module} is not installed"]
+    how = {"flash_mla": "pip install --no-deps sgl-flash-mla", "deep_gemm": "pip install --no-deps sgl-deep-gemm"}
+    missing = f"{module} is not installed" + (f" ({how[module]})" if module in how else "")
+    reasons = [] if find_spec(module) is not None else [missing]
     gpu = no_gpu_reason()
     if gpu is not None:
         reasons.append(gpu)

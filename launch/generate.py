@@ -53,7 +53,7 @@ def model_of(args: argparse.Namespace) -> str:
     return str(named or flagged)
 
 
-def check_writable(path: str | None) -> None:
+def check_writable(path: str | None, flag: str = "--output") -> None:
     """Refuse an output file that cannot be written, before a model is loaded for nothing.
 
     Raises:
@@ -66,7 +66,7 @@ def check_writable(path: str | None) -> None:
         with open(path, "a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise ValueError(f"--output {path} cannot be written: {error.strerror}") from None
+        raise ValueError(f"{flag} {path} cannot be written: {error.strerror}") from None
     if not existed:
         Path(path).unlink()
 

@@ -29,6 +29,9 @@ def pick_ops(config: EngineConfig, model: ModelConfig, device: torch.device) -> 
             raise ValueError(f"the {name} backend needs a CUDA device, this rank runs on {device.type}; use auto or torch")
         return name in ("triton", "flash_mla") or (name == "auto" and device.type == "cuda" and find_spec("triton") is not None)
 
+    if config.fp8_gemm_backend in ("triton", "deep_gemm") and device.type != "cuda":
+        backend = config.fp8_gemm_backend
+        raise ValueError(f"fp8 backend {backend!r} needs a CUDA device, this rank runs on {device.type}; use auto, dequantise or torch")
     attention, moe = None, None
     if wanted(config.attention_backend):
         _check_attention(model)

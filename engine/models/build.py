@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from ...parallel.grid import Grid
 from ...parallel.linear import use_fp8_backend
 from ...parallel.shard import shard_model
 from ..config import EngineConfig
+from ..memory import check_weights
 from ..model_config import ModelConfig
 from ..weights.target import Target
 from .backends import keeps_fp8, narrow, pick_ops
@@ -106,6 +108,8 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
                 narrow(model, model_config, inner)
     finally:
         torch.set_default_dtype(before)
+    n_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    check_weights(n_bytes, grid.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     materialise(model, grid.device)
     model.eval()
     targets = weight_targets(model, placement, ep_rank=grid.ep.index if spread > 1 else 0, inner=inner)

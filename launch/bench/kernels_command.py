@@ -12,11 +12,12 @@ import torch
 
 from ..doctor import versions
 from ..flags import Parser
+from ..generate import check_writable
 from .kernels.case import Case
 from .kernels.measure import measure
 from .kernels.roof import Roof, measure_roof
 from .kernels.suite import all_cases
-from .results import Results, Row, today, write_results
+from .results import Results, Row, check_folder, today, write_results
 
 
 def add_parser(parser: Parser) -> None:
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not torch.cuda.is_available():
         raise ValueError("bench kernels needs a CUDA device, found none; `--list` names the rows without one")
+    check_writable(args.output_json, "--output-json")
+    check_folder(args.results_dir)
     roof = measure_roof()
     print(f"roof: {roof.bytes_per_s / 1e12:.2f} TB/s, bf16 {roof.bf16_flops / 1e12:.0f} TFLOP/s, fp8 {roof.fp8_flops / 1e12:.0f} TFLOP/s")
     rows, failed = _measure_all(cases, roof, with_peers=not args.no_peers)

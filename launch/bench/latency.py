@@ -21,7 +21,7 @@ from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
 from ..session import open_llm
 from .decode_step import profile_decode
-from .results import Results, Row, today, write_results
+from .results import Results, Row, check_folder, today, write_results
 from .workload import random_requests
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(config, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, found {getattr(config, name)}")
     if rank() == 0:
-        check_writable(config.output_json)
+        check_writable(config.output_json, "--output-json")
+        check_folder(config.results_dir)
     settings = {"disable_log_stats": True, **chosen(args, EngineConfig, skip=("model",))}
     if config.disable_detokenize:
         settings["skip_tokenizer_init"] = True
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(llm: LLM, config: LatencyConfig) -> dict[str, Any]:
     """vLLM's keys, and the breakdown of a decode step where there is one."""
+    if config.num_iters == 0 and not (config.step_breakdown and llm.engine.grid.device.type == "cuda"):
+        raise ValueError("nothing to measure: --num-iters 0 leaves the breakdown of a decode step, which needs a CUDA device")
     requests = random_requests(
         count=config.batch_size, input_len=config.input_len, output_len=config.output_len, range_ratio=0.0,
         vocab_size=llm.engine.model_config.vocab_size, seed=llm.engine.config.seed,
@@ -109,7 +112,7 @@ def _facts(llm: LLM, model: str) -> dict[str, Any]:
         "dtype": str(engine.dtype).removeprefix("torch."),
         "kv": engine.config.kv_cache_dtype,
         "layout": f"pp{spec.pp} dp{spec.dp} tp{spec.tp}",
-        "eager": engine.config.enforce_eager,
+        "eager": engine.runner.graphs is None,
         "overlap": not engine.config.disable_overlap_schedule,
     }
 

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -96,6 +97,22 @@ def today() -> str:
 def slug(text: str) -> str:
     """``text`` as a part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
+
+
+def check_folder(path: str | None) -> None:
+    """Make the folder for result files, before a benchmark runs for nothing.
+
+    Raises:
+        ValueError: it cannot be made or written, and why.
+    """
+    if path is None:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(f"--results-dir {path} cannot be written: {error.strerror}") from None
 
 
 def write_results(results: Results, folder: Path) -> Path:

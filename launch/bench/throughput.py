@@ -25,7 +25,7 @@ from ..prompts import engine_prompts
 from ..session import open_llm
 from .decode_step import profile_decode
 from .hf_peer import run_peer_apart as run_peer
-from .results import Results, Row, today, write_results
+from .results import Results, Row, check_folder, today, write_results
 from .workload import Request, file_requests, random_requests
 
 
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     config = ThroughputConfig(**chosen(args, ThroughputConfig))
     model = args.model_name or getattr(args, "model", None) or "tiny"
     if rank() == 0:
-        check_writable(config.output_json)
+        check_writable(config.output_json, "--output-json")
+        check_folder(config.results_dir)
     if config.threads is not None:
         if config.threads < 1:
             raise ValueError(f"--threads must be at least 1, found {config.threads}")

@@ -160,8 +160,18 @@ def _unit(gate, up):
 
 
 @gluon.jit
-def _scaled(value, factor):
-    return gl.maximum(gl.minimum(value * gl.expand_dims(factor, 1), 448.0), -448.0)
+def _magnitude(value):
+    """|value|, infinite where it is NaN: a maximum passes over NaN, and the scale must show that there is one."""
+    return gl.where(value == value, gl.abs(value), float("inf"))
+
+
+@gluon.jit
+def _scaled(value, scale, inverse):
+    """value / scale as IEEE division rounds it, but for the last bit of few: a product and one correction; cut to e4m3's range."""
+    inverse = gl.expand_dims(inverse, 1)
+    quotient = value * inverse
+    quotient += (value - quotient * gl.expand_dims(scale, 1)) * inverse
+    return gl.maximum(gl.minimum(quotient, 448.0), -448.0)
 
 
 @gluon.jit
@@ -205,15 +215,15 @@ def _consume(
                 if TWO:
                     acc2 = _unit(acc2, acc3)
                 if QUANTISE:
-                    largest = gl.max(gl.abs(acc0), axis=1)
+                    largest = gl.max(_magnitude(acc0), axis=1)
                     if TWO:
-                        largest = gl.maximum(largest, gl.max(gl.abs(acc2), axis=1))
-                    scale = gl.where(largest > 0, largest / 448.0, 1.0)
+                        largest = gl.maximum(largest, gl.max(_magnitude(acc2), axis=1))
+                    scale = gl.where(largest > 0, gl.div_rn(largest, gl.full_like(largest, 448.0)), 1.0)
                     local = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
                     gl.store(out_scales + n * out_scale_pitch + row + local, scale, mask=local < rows)
-                    acc0 = _scaled(acc0, 1.0 / scale)
+                    acc0 = _scaled(acc0, scale, 1.0 / scale)
                     if TWO:
-                        acc2 = _scaled(acc2, 1.0 / scale)
+                        acc2 = _scaled(acc2, scale, 1.0 / scale)
                 _store(out, acc0, wide, rows, n * 128, out_pitch, ROWS, BLOCK_N, QUANTISE)
                 if TWO:
                     _store(out, acc2, wide, rows, n * 128 + 64, out_pitch, ROWS, BLOCK_N, QUANTISE)

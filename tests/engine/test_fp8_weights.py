@@ -96,3 +96,9 @@ def test_gpu_backends_are_refused_on_the_cpu(folder, settings, message):
 def test_a_configuration_without_weights_asks_for_dummy_ones():
     with pytest.raises(ValueError, match="'v3.2-slice' is a configuration without weights; add --load-format dummy"):
         LLM("v3.2-slice", device="cpu")
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("rorqual.engine.memory.host_available", lambda: 10**9)
+    with pytest.raises(ValueError, match=r"the weights of this rank take 74\.0 GB, 1\.0 GB are free in host memory for each of 1 ranks"):
+        LLM("v3.2-slice", device="cpu", load_format="dummy", disable_log_stats=True)

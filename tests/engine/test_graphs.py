@@ -40,6 +40,8 @@ def test_sizes():
     assert graph_sizes(256, 12, None) == (1, 2, 4, 8, 12)
     assert graph_sizes(1, None, None) == (1,) and graph_sizes(3, None, None) == (1, 2, 3)
     assert graph_sizes(10, None, [16, 3]) == (3, 10)
+    assert graph_sizes(512, None, [512]) == (512,) and graph_sizes(512, 300, [512]) == (300,)  # named sizes know no default limit
+    assert graph_sizes(4, None, []) == (1, 2, 4)
     for wrong in ({"cuda_graph_max_bs": 0}, {"cuda_graph_bs": (4, 0)}):
         with pytest.raises(ValueError, match="must be at least 1, found 0; use --enforce-eager"):
             check_config(EngineConfig(model="m", **wrong))

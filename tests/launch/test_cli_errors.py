@@ -30,7 +30,8 @@ def error_of(capsys, *words: str) -> str:
     ("words", "message"),
     [
         (["serve"], "unknown command 'serve'; known are: generate, inspect, doctor, bench throughput, bench latency"),
-        (["bench"], "unknown command 'bench'; known are:"),
+        (["bench"], "'bench' needs the name of what to run; known are: bench throughput, bench latency"),
+        (["bench", "speed"], "unknown command 'bench speed'; known are: bench throughput, bench latency"),
         (["generate"], "no model; give a folder, a hub id or 'tiny' as the first argument (before --prompt)"),
         (["generate", "a", "--model", "b", "--prompt", "x"], "two models were named: 'a' and --model 'b'; give one"),
         (["generate", "m"], "no prompt; give --prompt TEXT or --prompts-file FILE"),

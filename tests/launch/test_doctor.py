@@ -31,7 +31,7 @@ def test_what_this_version_lacks_is_said_with_every_reason(monkeypatch):
     monkeypatch.setattr(doctor, "no_gpu_reason", lambda: "no GPU: none")
     rows = {(kind, name): (usable, reason) for kind, name, usable, reason in doctor.backends()}
     assert rows["comm", "deep_ep"] == (False, "no code for it in this version; deep_ep is not installed; no GPU: none")
-    assert rows["fp8 gemm", "deep_gemm"] == (False, "deep_gemm is not installed; no GPU: none")
+    assert rows["fp8 gemm", "deep_gemm"] == (False, "deep_gemm is not installed (pip install --no-deps sgl-deep-gemm); no GPU: none")
     assert rows["device", "cuda"] == (False, "no GPU: none")
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from rorqual.engine.trace import StepProfile
 from rorqual.launch import cli
@@ -84,5 +85,18 @@ def test_a_result_file_has_the_step_and_its_parts(llm, tmp_path, monkeypatch):
 
 def test_no_iterations_leave_the_breakdown_alone(llm, tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "profile_decode", lambda llm, prompts: PROFILE)
+    llm.engine.grid.device = torch.device("cuda")
     got = run_to_json(tmp_path, "--num-iters", "0", "--num-iters-warmup", "0")
     assert set(got) == {"decode_step"} and llm.calls == []
+
+
+@pytest.mark.parametrize("command", ["latency", "throughput"])
+def test_a_folder_that_cannot_be_written_is_named_before_the_run(llm, tmp_path, command, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["bench", command, "m", "--results-dir", str(tmp_path / "file")]) == 2
+    assert "--results-dir" in capsys.readouterr().err and llm.calls == []
+
+
+def test_no_iterations_and_no_breakdown_is_nothing(llm, capsys):
+    assert cli.main(["bench", "latency", "m", "--num-iters", "0"]) == 2
+    assert "nothing to measure" in capsys.readouterr().err and llm.calls == []
