@@ -20,7 +20,8 @@ class FakeLLM:
         spec = SimpleNamespace(pp=1, dp=1, tp=1)
         grid = SimpleNamespace(device=torch.device("cpu"), spec=spec)
         self.engine = SimpleNamespace(
-            grid=grid, runner=SimpleNamespace(graphs=None), model_config=SimpleNamespace(vocab_size=50), config=EngineConfig(seed=3), dtype=torch.float32, folder="f",
+            grid=grid, runner=SimpleNamespace(graphs=None),
+            model_config=SimpleNamespace(vocab_size=50), config=EngineConfig(seed=3), dtype=torch.float32, folder="f",
             tokenizer=SimpleNamespace(encode=lambda text: list(range(len(text)))),
         )  # fmt: skip
         self.calls = []
