@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ..parallel.backends import needing
+
 Op = Callable[..., Any]
 
 #: field of ``AttentionOps`` -> (module in ``kernels``, function); the twin's module has "_torch" appended
@@ -53,15 +55,10 @@ class AttentionOps:
         if name not in ("auto", "torch", "triton", "flash_mla"):
             raise ValueError(f"attention backend must be auto, torch, triton or flash_mla, found {name!r}")
         suffix = "_torch" if name == "torch" else ""
-        try:
+        with needing(f"attention backend {name!r}", ("triton", "flash_mla"), "--attention-backend torch"):
             found = {field: getattr(import_module(f".kernels.{m}{suffix}", __package__), f) for field, (m, f) in _PLACES.items()}
             if name == "auto":
                 found["sparse_attention"] = import_module(".kernels.sparse_attention", __package__).fastest
             if name == "flash_mla":
                 found["sparse_attention"] = import_module(".kernels.flash_mla", __package__).sparse_attention
-        except ImportError as error:
-            if (error.name or "").split(".")[0] not in ("triton", "flash_mla"):
-                raise
-            needs = f"attention backend {name!r} needs the package {error.name}, which is not installed or does not load ({error})"
-            raise ValueError(f"{needs}; use --attention-backend torch") from None
         return cls(name=name, **found)

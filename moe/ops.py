@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ..parallel.backends import needing
+
 Op = Callable[..., Any]
 
 #: field of ``MoEOps`` -> (module in ``kernels``, function); the twin's module has "_torch" appended
@@ -36,12 +38,6 @@ class MoEOps:
         if name not in ("torch", "triton"):
             raise ValueError(f"moe backend must be torch or triton, found {name!r}")
         suffix = "_torch" if name == "torch" else ""
-        try:
+        with needing(f"moe backend {name!r}", ("triton",), "--moe-runner-backend torch"):
             found = {field: getattr(import_module(f".kernels.{m}{suffix}", __package__), f) for field, (m, f) in _PLACES.items()}
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] != "triton":
-                raise
-            raise ValueError(
-                "the triton backend needs the package triton, which is not installed; use --moe-runner-backend torch"
-            ) from None
         return cls(name=name, **found)

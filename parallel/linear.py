@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .backends import needing
+
 BLOCK = 128  # edge of the weight blocks that share a scale
 _BACKENDS = {"torch": "fp8_gemm_torch", "triton": "fp8_gemm", "deep_gemm": "deep_gemm"}
 
@@ -28,15 +30,19 @@ def use_fp8_backend(name: str, device: torch.device) -> None:
         name = "triton" if device.type == "cuda" else "torch"
     if name not in _BACKENDS:
         raise ValueError(f"fp8 backend must be one of auto, {', '.join(_BACKENDS)}, found {name!r}")
-    if name != "torch" and device.type != "cuda":
-        raise ValueError(f"fp8 backend {name!r} needs a CUDA device, this rank runs on {device.type}; use auto, dequantise or torch")
-    try:
+    check_fp8_device(name, device)
+    with needing(f"fp8 backend {name!r}", ("triton", "deep_gemm"), "--fp8-gemm-backend dequantise"):
         _chosen["fp8"] = import_module(f".kernels.{_BACKENDS[name]}", __package__)
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("triton", "deep_gemm"):
-            raise
-        needs = f"fp8 backend {name!r} needs the package {error.name}, which is not installed or does not load ({error})"
-        raise ValueError(f"{needs}; use --fp8-gemm-backend dequantise") from None
+
+
+def check_fp8_device(name: str, device: torch.device) -> None:
+    """Refuse a backend by kernels where there is no GPU.
+
+    Raises:
+        ValueError: naming backend and device.
+    """
+    if name in ("triton", "deep_gemm") and device.type != "cuda":
+        raise ValueError(f"fp8 backend {name!r} needs a CUDA device, this rank runs on {device.type}; use auto, dequantise or torch")
 
 
 def _fp8(device: torch.device) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ...parallel.kernels.hopper import multiprocessors
 from .indexer_logits_hopper import indexer_logits_kernel
 from .indexer_logits_schedule import Config, constants
 
@@ -42,11 +41,6 @@ def _descriptors(pool: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor
     return _pool_descriptors[key]
 
 
-@lru_cache(maxsize=16)
-def _sm_count(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def launch(
     q: torch.Tensor,
     weights: torch.Tensor,
@@ -64,7 +58,7 @@ def launch(
     settings = constants(heads, max_query, tokens, start is not None, **config)
     keys, scales = _descriptors(pool)
     queries = q.view(tokens * heads, width)
-    indexer_logits_kernel[(_sm_count(q.device.index) * config["per_sm"],)](
+    indexer_logits_kernel[(multiprocessors(q.device) * config["per_sm"],)](
         keys,
         scales,
         TensorDescriptor(queries, [tokens * heads, width], [width, 1], [settings["QB"] * heads, width], _SWIZZLED),

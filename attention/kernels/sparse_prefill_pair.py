@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .sparse_prefill_units import GROUP, KEYS, LN_2, LOG2_E, NO_MAX, load_queries, open_unit, row_block
+from .sparse_prefill_units import GROUP, KEYS, LN_2, LOG2_E, NO_MAX, load_queries, open_unit, row_block, store_columns
 
 
 @gluon.jit
@@ -165,23 +165,14 @@ def _first(
     at = (token * H + head).to(gl.int64)
     if PAGE == 0:
         gl.store(lse + at, log * LN_2, mask=live)
-        _store_columns(out + gl.expand_dims(at * C, 0), o0, o1, o2, o3, keep, lay)
+        store_columns(out + gl.expand_dims(at * C, 0), o0, o1, o2, o3, keep, lay)
     elif part < 0:
         gl.store(lse + at, log * LN_2, mask=live)
-        _store_columns(out + gl.expand_dims(at * C, 0), o0, o1, o2, o3, keep, lay)
+        store_columns(out + gl.expand_dims(at * C, 0), o0, o1, o2, o3, keep, lay)
     else:
         at = part.to(gl.int64) * (B * H) + m
         gl.store(part_lse + at, log, mask=live)
-        _store_columns(parts + gl.expand_dims(at * C, 0), o0, o1, o2, o3, keep, lay)
-
-
-@gluon.jit
-def _store_columns(target, o0, o1, o2, o3, keep, lay: gl.constexpr):
-    at = target + gl.expand_dims(gl.arange(0, GROUP, gl.SliceLayout(1, lay)), 1)
-    gl.store(at, o0.to(target.dtype.element_ty), mask=keep)
-    gl.store(at + GROUP, o1.to(target.dtype.element_ty), mask=keep)
-    gl.store(at + 2 * GROUP, o2.to(target.dtype.element_ty), mask=keep)
-    gl.store(at + 3 * GROUP, o3.to(target.dtype.element_ty), mask=keep)
+        store_columns(parts + gl.expand_dims(at * C, 0), o0, o1, o2, o3, keep, lay)
 
 
 @gluon.jit

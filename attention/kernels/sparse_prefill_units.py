@@ -62,3 +62,13 @@ def load_queries(source, target, first, tokens, m, H, token_stride, head_stride,
     cols = gl.expand_dims(column + gl.arange(0, W, gl.SliceLayout(0, lay)), 0)
     at = (first + j).to(gl.int64) * token_stride + head.to(gl.int64) * head_stride
     target.store(gl.load(source + gl.expand_dims(at, 1) + cols, mask=gl.expand_dims(j < tokens, 1), other=0.0))
+
+
+@gluon.jit
+def store_columns(target, o0, o1, o2, o3, keep, lay: gl.constexpr):
+    """Four groups of latent columns of a transposed result, to the rows that ``target`` points to."""
+    at = target + gl.expand_dims(gl.arange(0, GROUP, gl.SliceLayout(1, lay)), 1)
+    gl.store(at, o0.to(target.dtype.element_ty), mask=keep)
+    gl.store(at + GROUP, o1.to(target.dtype.element_ty), mask=keep)
+    gl.store(at + 2 * GROUP, o2.to(target.dtype.element_ty), mask=keep)
+    gl.store(at + 3 * GROUP, o3.to(target.dtype.element_ty), mask=keep)

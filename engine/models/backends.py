@@ -8,6 +8,7 @@ import torch
 
 from ...attention.ops import AttentionOps
 from ...moe.ops import MoEOps
+from ...parallel.linear import BLOCK, check_fp8_device
 from ...parallel.shard import narrow_weights
 from ..config import EngineConfig
 from ..model_config import ModelConfig
@@ -29,9 +30,7 @@ def pick_ops(config: EngineConfig, model: ModelConfig, device: torch.device) -> 
             raise ValueError(f"the {name} backend needs a CUDA device, this rank runs on {device.type}; use auto or torch")
         return name in ("triton", "flash_mla") or (name == "auto" and device.type == "cuda" and find_spec("triton") is not None)
 
-    if config.fp8_gemm_backend in ("triton", "deep_gemm") and device.type != "cuda":
-        backend = config.fp8_gemm_backend
-        raise ValueError(f"fp8 backend {backend!r} needs a CUDA device, this rank runs on {device.type}; use auto, dequantise or torch")
+    check_fp8_device(config.fp8_gemm_backend, device)
     attention, moe = None, None
     if wanted(config.attention_backend):
         _check_attention(model)
@@ -60,7 +59,7 @@ def _check_attention(model: ModelConfig) -> None:
 def keeps_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
     """Whether FP8 weights of the checkpoint stay FP8: on CUDA by default, elsewhere when a backend is named."""
     block = (model.quantization or {}).get("weight_block_size")
-    if block is None or list(block) != [128, 128] or config.fp8_gemm_backend == "dequantise":
+    if block is None or list(block) != [BLOCK, BLOCK] or config.fp8_gemm_backend == "dequantise":
         return False
     return config.fp8_gemm_backend != "auto" or (device.type == "cuda" and find_spec("triton") is not None)
 
@@ -72,7 +71,7 @@ def narrow(model: DeepseekForCausalLM, config: ModelConfig, inner: slice) -> Non
     """
     wide = tuple((config.quantization or {}).get("modules_to_not_convert") or ())
     narrow_weights(model, FP8_LINEARS, wide)
-    if inner.start % 128 or (inner.stop - inner.start) % 128:
+    if inner.start % BLOCK or (inner.stop - inner.start) % BLOCK:
         return
     for layer in model.moe_layers():
         if not any(name in f"model.layers.{layer.layer}.mlp.experts" for name in wide):

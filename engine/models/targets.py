@@ -9,12 +9,12 @@ from torch import nn
 
 from ...moe.layer import MoE
 from ...moe.placement import Placement
+from ...parallel.linear import BLOCK
 from ..model_config import ModelConfig
 from ..weights.target import Target
 from .deepseek import DeepseekForCausalLM
 
 _EXPERT = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)(_scale_inv)?")
-_BLOCK = 128  # rows and columns that share an FP8 scale
 
 
 def _target(param: nn.Parameter) -> Target:
@@ -54,8 +54,8 @@ def _scale_targets(moe: MoE, name: str, slot: int, wide: int, hidden: int, inner
     """Targets of the block scales of one slot."""
     experts = moe.experts
     assert experts.gate_up_scale_inv is not None and experts.down_scale_inv is not None
-    blocks = slice(inner.start // _BLOCK, -(-inner.stop // _BLOCK))
-    n_wide, n_hidden = -(-wide // _BLOCK), -(-hidden // _BLOCK)
+    blocks = slice(inner.start // BLOCK, -(-inner.stop // BLOCK))
+    n_wide, n_hidden = -(-wide // BLOCK), -(-hidden // BLOCK)
     found = {}
     for part, row in (("gate_proj", 0), ("up_proj", 1)):
         tensor = experts.gate_up_scale_inv.data[slot, row]

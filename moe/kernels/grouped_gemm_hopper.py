@@ -9,6 +9,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ...parallel.kernels.hopper import multiprocessors
 from .grouped_gemm_hopper_kernel import ROWS, grouped_kernel
 from .permute_torch import RowBlocks
 
@@ -22,7 +23,7 @@ def hopper_programs(device: torch.device) -> int:
     """SMs of a Hopper GPU; 0 for any other device."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return 0
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors(device)
 
 
 def hopper_fits(a: torch.Tensor, b: torch.Tensor) -> bool:
