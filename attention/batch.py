@@ -85,20 +85,24 @@ class AttentionBatch:
         max_context: int,
         max_query: int = 1,
         n_valid: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
+        write_rows: torch.Tensor | None = None,
     ) -> AttentionBatch:
         """A batch whose shapes say nothing of its contents, for captured graphs; only the Triton path takes it.
 
         ``positions`` [T] int64 and ``token_row`` [T] int64 are on the device; ``max_context`` and ``max_query`` bound what they
         may come to hold. Tokens at or past ``n_valid`` [1] int32 are padding: their pages must be the dummy page.
+        ``ends`` (position + 1) and ``write_rows`` [T] int64 are computed where they are not given.
         """
-        slots = page_table[token_row, positions // page_size].long()
-        ends = positions + 1
+        if write_rows is None:
+            slots = page_table[token_row, positions // page_size].long()
+            write_rows = slots * page_size + positions % page_size
         return cls(
             positions=positions,
             token_row=token_row,
             query_start=token_row,  # of one-token requests; nothing on this path reads it
-            context_lens=ends,
-            write_rows=slots * page_size + positions % page_size,
+            context_lens=positions + 1 if ends is None else ends,
+            write_rows=write_rows,
             page_table=page_table,
             page_size=page_size,
             max_context=max_context,

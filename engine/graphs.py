@@ -88,18 +88,8 @@ def decode_batch(
     entry: StepEntry, positions: torch.Tensor, rows: torch.Tensor, page_size: int, max_context: int, n_valid: torch.Tensor
 ) -> AttentionBatch:
     """The static batch of a decode step, whose parts are computed already."""
-    batch = AttentionBatch(
-        positions=positions,
-        token_row=rows,
-        query_start=rows,  # of one-token requests
-        context_lens=entry.ends,
-        write_rows=entry.write_rows,
-        page_table=entry.page_table,
-        page_size=page_size,
-        max_context=max_context,
-        max_query=1,
-        groups=(),
-        n_valid=n_valid,
+    batch = AttentionBatch.static(
+        positions, rows, entry.page_table, page_size, max_context=max_context, n_valid=n_valid, ends=entry.ends, write_rows=entry.write_rows
     )
     batch.once("limit", lambda: entry.limit)
     return batch
