@@ -17,6 +17,7 @@ class Runs:
     # name -> the same work by another, over several inputs if ``rotate`` has some; only those that are installed
     peers: Mapping[str, Call | list[Call]] = field(default_factory=dict)
     variants: dict[str, Call] = field(default_factory=dict)  # JSON of a config -> the operation with that config (for `bench tune`)
+    written: tuple[Any, ...] = ()  # where variants that return nothing put what ``ours`` returns
     check: Call | None = None  # raises AssertionError when ``ours`` is wrong; run once before timing
     rotate: list[Call] = field(default_factory=list)  # ``ours`` over other inputs, to defeat the L2; timed in turn with ours when given
 

@@ -100,6 +100,7 @@ def _build(rows: int, n: int, k: int) -> Runs:
         variants={json.dumps(config): variant(config) for config in _candidates(rows, n, k)},
         check=check,
         rotate=[partial(ours, w, s) for w, s in weights[1:]],
+        written=(out,),
     )
 
 

@@ -113,7 +113,7 @@ def _index_query(tokens: int, heads: int) -> Case:
         out, out_w = call(sets[0])()
         configs = [{"HEADS": n, "num_warps": w} for n, w in ((8, 1), (8, 2), (16, 2), (16, 4), (32, 2), (32, 4), (64, 4), (64, 8))]
         variants = _variants(lambda c: index_query.launch(sets[0], weights, turn, out, out_w, False, True, 0.01, c), configs)
-        return Runs(ours=call(sets[0]), rotate=[call(q) for q in sets[1:]], variants=variants, check=check)
+        return Runs(ours=call(sets[0]), rotate=[call(q) for q in sets[1:]], variants=variants, check=check, written=(out, out_w))
 
     return _case("index_query", tokens, {"H": heads, "D": 128}, moved, build, {"tokens": tokens, "heads": heads})
 
@@ -132,7 +132,7 @@ def _query_rope(tokens: int, heads: int) -> Case:
 
         configs = [{"HEADS": n, "num_warps": w} for n, w in ((8, 1), (16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8))]
         variants = _variants(lambda c: query_rope.launch(sets[0], turn, out, True, c), configs)
-        return Runs(ours=call(sets[0]), rotate=[call(q) for q in sets[1:]], variants=variants)
+        return Runs(ours=call(sets[0]), rotate=[call(q) for q in sets[1:]], variants=variants, written=(out,))
 
     return _case("query_rope", tokens, {"H": heads, "R": 64}, moved, build, {"tokens": tokens, "heads": heads})
 
@@ -165,7 +165,8 @@ def _norm(tokens: int, width: int, *, add: bool, quantise: bool) -> Case:
         peers: dict[str, Call] = {}
         if not add and not quantise:
             peers["torch"] = lambda: torch.nn.functional.rms_norm(x, (width,), weight, 1e-6)
-        return Runs(ours=call(*sets[0]), rotate=[call(*each) for each in sets[1:]], variants=variants, peers=peers)
+        written = tuple(part for part in (*narrow, y, total) if part is not None)
+        return Runs(ours=call(*sets[0]), rotate=[call(*each) for each in sets[1:]], variants=variants, peers=peers, written=written)
 
     op = "rms_norm_quantise" if quantise else "rms_norm"
     shape = {"W": width, "residual": add}
