@@ -15,6 +15,7 @@ import torch
 
 from .. import __version__
 from .console import table
+from .doctor_memory import host_memory
 from .flags import Parser
 
 #: distributions whose versions matter, and what they are for
@@ -166,10 +167,10 @@ def backends() -> list[Backend]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; the exit code."""
-    found, hardware, usable = versions(), devices(), backends()
+    found, hardware, usable, memory = versions(), devices(), backends(), host_memory()
     if args.json:
         rows = [dict(zip(("kind", "name", "usable", "reason"), row, strict=True)) for row in usable]
-        print(json.dumps({"versions": found, "devices": hardware, "backends": rows}, indent=2))
+        print(json.dumps({"versions": found, "devices": hardware, "backends": rows, "host_memory": memory}, indent=2))
         return 0
     print(
         table(
@@ -180,6 +181,8 @@ def run(args: argparse.Namespace) -> int:
     print()
     lines = [[d["device"], d["name"], d["cores"], f"{d['memory'] / 2**30:.1f} GiB"] for d in hardware]
     print(table(["device", "name", "cores", "memory"], lines))
+    print()
+    print(table(["host memory", "free or set to", ""], [[row["item"], row["value"], row["note"]] for row in memory]))
     print()
     print(table(["kind", "backend", "usable", "why"], [[k, n, "yes" if ok else "no", why] for k, n, ok, why in usable]))
     return 0
