@@ -48,7 +48,7 @@ setup(
         "rorqual.launch.bench": ["results/*.json"],
         "rorqual.parallel.kernels": ["tuned/*.json"],
     },
-    install_requires=["torch>=2.9", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "huggingface_hub"],
+    install_requires=["torch>=2.9", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "huggingface_hub", "xxhash"],
     extras_require={
         "gpu": ["triton>=3.5"],
         "nvshmem": ["nvshmem4py-cu13"],
