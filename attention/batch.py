@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from .tiles import PageView, Spans, TileGroup, upload
+from .kv.tier import TierStep
+from .tile_plan import plan_tiles
+from .tiles import PageView, TileGroup, upload
 
-_TILE = 64  # most queries of a tile; bounds the padding of the last tile of a request
 _ROW_TABLE = 1 << 20  # largest table of (request, position) to cache row that is kept for a step
 _V = TypeVar("_V")
 
@@ -24,13 +25,17 @@ class AttentionBatch:
     token_row: torch.Tensor  # [T] int64, request of every token
     query_start: torch.Tensor  # [R + 1] int64, first flat token of every request; in a static batch the requests of the tokens
     context_lens: torch.Tensor  # [R] int64, keys of every request once this batch is written
-    write_rows: torch.Tensor  # [T] int64, flat cache row of every token: page * page_size + offset
-    page_table: torch.Tensor  # [R, P] int32, pages of every request in order of position
+    write_rows: torch.Tensor  # [T] int64, flat index row of every token: page * page_size + offset
+    latent_write_rows: torch.Tensor  # [T] int64, flat latent row of every token; ``write_rows`` itself without tiers
+    page_table: torch.Tensor  # [R, P] int32, pages of every request in order of position; logical ones with tiers
     page_size: int  # rows a page
     max_context: int  # largest context length, 0 when R is 0
     max_query: int  # most tokens of one request, 0 when R is 0
     groups: tuple[TileGroup, ...]  # single-token requests first, then the others; empty groups left out; () in a static batch
     n_valid: torch.Tensor | None = None  # [1] int32, tokens that exist; later ones are padding. None: all of them
+    tier: TierStep | None = None  # where latent pages are; None: all on the device, under the numbers of ``page_table``
+    starts: np.ndarray | None = None  # [R] keys before this step, on the host; None in a static batch
+    counts: np.ndarray | None = None  # [R] tokens of this step, on the host; None in a static batch
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -50,19 +55,49 @@ class AttentionBatch:
 
     @property
     def pages(self) -> PageView:
-        """Page table and page size together."""
+        """Page table and page size together, for index keys."""
         return PageView(self.page_table, self.page_size)
 
+    @property
+    def latent_table(self) -> torch.Tensor:
+        """[R, P] int32, pages of the latent rows; with tiers some may be -1, absent."""
+        return self.page_table if self.tier is None else self.tier.latent_table
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether latent rows have to be looked for: some request has an absent page, or one whose pages will be dropped."""
+        return self.tier is not None and self.tier.offloaded
+
+    @property
+    def absent(self) -> bool:
+        """Whether the host knows of a request with an absent page."""
+        return self.offloaded and self.tier is not None and self.tier.absent is not None and bool(self.tier.absent.any())
+
+    @property
+    def last_scores(self) -> torch.Tensor | None:
+        """What ``keep_scores`` kept in the last layer that called it."""
+        return self._memo.get("scores")
+
+    def keep_scores(self, scores: torch.Tensor | None) -> None:
+        """Keep index scores for the layers that share the selection, where a hot buffer goes by them."""
+        wanted = self.tier is not None and self.tier.offloaded and self.tier.tables.scored
+        self._memo["scores"] = scores if wanted else None
+
+    @property
+    def latents(self) -> PageView:
+        """Page table and page size together, for latent rows."""
+        return PageView(self.latent_table, self.page_size)
+
     def rows(self, request: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Flat cache rows (int64, shape of ``positions`` [n, m]) of positions of ``request`` [n] int64."""
+        """Flat latent rows (int64, shape of ``positions`` [n, m]) of positions of ``request`` [n] int64."""
         if self.n_requests * self.max_context > _ROW_TABLE:
-            return self.pages.rows(request, positions)
+            return self.latents.rows(request, positions)
         every = torch.arange(self.n_requests, device=request.device)
-        table = self.once("rows", lambda: self.pages.rows(every, self._all_positions()).reshape(-1))
+        table = self.once("rows", lambda: self.latents.rows(every, self.all_positions()).reshape(-1))
         at = positions + request[:, None] * self.max_context
         return table.index_select(0, at.reshape(-1)).view(positions.shape)
 
-    def _all_positions(self) -> torch.Tensor:
+    def all_positions(self) -> torch.Tensor:
         """0..max_context - 1 for every request, clamped to its context: [R, max_context] int64."""
         every = torch.arange(self.max_context, device=self.context_lens.device)
         return torch.minimum(every, (self.context_lens[:, None] - 1).clamp_min(0))
@@ -87,38 +122,53 @@ class AttentionBatch:
         n_valid: torch.Tensor | None = None,
         ends: torch.Tensor | None = None,
         write_rows: torch.Tensor | None = None,
+        tier: TierStep | None = None,
     ) -> AttentionBatch:
         """A batch whose shapes say nothing of its contents, for captured graphs; only the Triton path takes it.
 
         ``positions`` [T] int64 and ``token_row`` [T] int64 are on the device; ``max_context`` and ``max_query`` bound what they
         may come to hold. Tokens at or past ``n_valid`` [1] int32 are padding: their pages must be the dummy page.
         ``ends`` (position + 1) and ``write_rows`` [T] int64 are computed where they are not given.
+        With an offloaded ``tier`` the tokens of a request stand together, as many for each, and every request with an absent
+        page has a hot lease.
         """
         if write_rows is None:
-            slots = page_table[token_row, positions // page_size].long()
-            write_rows = slots * page_size + positions % page_size
+            write_rows = _rows_of(page_table, token_row, positions, page_size)
+        if tier is None:
+            latent_rows = write_rows
+        else:
+            latent_rows = _rows_of(tier.latent_table, token_row, positions, page_size) if tier.write_rows is None else tier.write_rows
         return cls(
             positions=positions,
             token_row=token_row,
             query_start=token_row,  # of one-token requests; nothing on this path reads it
             context_lens=positions + 1 if ends is None else ends,
             write_rows=write_rows,
+            latent_write_rows=latent_rows,
             page_table=page_table,
             page_size=page_size,
             max_context=max_context,
             max_query=max_query,
             groups=(),
             n_valid=n_valid,
+            tier=tier,
         )
 
     @classmethod
     def build(
-        cls, starts: np.ndarray, counts: np.ndarray, page_table: torch.Tensor, page_size: int, device: torch.device
+        cls,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        page_table: torch.Tensor,
+        page_size: int,
+        device: torch.device,
+        tier: TierStep | None = None,
     ) -> AttentionBatch:
         """Batch of requests with ``starts`` [R] keys in the cache and ``counts`` [R] new tokens (0 allowed).
 
         ``page_table`` [R, P] int32 on ``device`` names the pages of at least ``starts + counts`` keys; entries past
-        them are never read. Arithmetic is done on the host and uploaded in one copy.
+        them are never read. Arithmetic is done on the host and uploaded in one copy. An offloaded ``tier`` says which requests
+        have absent pages and which are leased; pages that get the new tokens are on the device.
         """
         starts, counts = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
         assert starts.shape == counts.shape and page_table.shape[0] == len(starts), (starts.shape, counts.shape, page_table.shape)
@@ -130,81 +180,37 @@ class AttentionBatch:
         token_row = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1] - starts, counts)
         kinds = [np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)]
-        plans = [_plan_tiles(kind, starts, counts, query_start) for kind in kinds if len(kind)]
+        plans = [plan_tiles(kind, starts, counts, query_start) for kind in kinds if len(kind)]
         arrays = [positions, token_row, query_start, ends, *(array for plan in plans for array in plan.arrays)]
         tensors = _upload(arrays, torch.device(device))
         pages = PageView(page_table, page_size)
-        groups = tuple(plan.group(pages, tensors[4 + 7 * i : 11 + 7 * i]) for i, plan in enumerate(plans))
+        latents = pages if tier is None else PageView(tier.latent_table, page_size)
+        groups = tuple(plan.group(pages, latents, tensors[4 + 7 * i : 11 + 7 * i]) for i, plan in enumerate(plans))
         where, row = tensors[0], tensors[1]
-        slots = page_table[row, where // page_size].long() if len(token_row) else row
+        write_rows = _rows_of(page_table, row, where, page_size)
         return cls(
             positions=where,
             token_row=row,
             query_start=tensors[2],
             context_lens=tensors[3],
-            write_rows=slots * page_size + where % page_size,
+            write_rows=write_rows,
+            latent_write_rows=write_rows if tier is None else _rows_of(tier.latent_table, row, where, page_size),
             page_table=page_table,
             page_size=page_size,
             max_context=max_context,
             max_query=int(counts.max(initial=0)),
             groups=groups,
+            tier=tier,
+            starts=starts,
+            counts=counts,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TilePlan:
-    """Host side of a TileGroup."""
-
-    whole: bool
-    arrays: tuple[np.ndarray, ...]  # members, request, token, limit, context, span request, tile start: for the device
-    real: np.ndarray
-    span_context: np.ndarray
-    span_queries: np.ndarray
-
-    def group(self, pages: PageView, tensors: list[torch.Tensor]) -> TileGroup:
-        members, request, token, limit, context, span_request, tile_start = tensors
-        spans = Spans(pages=pages, context=self.span_context, queries=self.span_queries, request=span_request, tile_start=tile_start)
-        return TileGroup(
-            pages=pages,
-            width=token.shape[1],
-            n_tokens=members.shape[0],
-            whole=self.whole,
-            members=members,
-            contexts=self.arrays[4],
-            real=self.real,
-            request=request,
-            token=token,
-            limit=limit,
-            context=context,
-            spans=spans,
-        )
-
-
-def _plan_tiles(chosen: np.ndarray, starts: np.ndarray, counts: np.ndarray, query_start: np.ndarray) -> _TilePlan:
-    """Cut the queries of the ``chosen`` requests into tiles, longest context first."""
-    queries, start = counts[chosen], starts[chosen]
-    local_start = np.cumsum(queries) - queries
-    members = np.arange(queries.sum()) + np.repeat(query_start[chosen] - local_start, queries)
-    width = min(_TILE, 1 << int(queries.max() - 1).bit_length())
-    tiles = -(-queries // width)
-    span = np.repeat(np.arange(len(chosen)), tiles)
-    first = (np.arange(len(span)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * width
-    real = np.minimum(queries[span] - first, width)
-    contexts = start[span] + first + real
-    order = np.argsort(-contexts, kind="stable")
-    span, first, real, contexts = span[order], first[order], real[order], contexts[order]
-    within = first[:, None] + np.minimum(np.arange(width)[None, :], real[:, None] - 1)
-    token = local_start[span][:, None] + within
-    limit = start[span][:, None] + within + 1
-    ends = start + queries
-    tile_start = (np.cumsum(ends) - ends)[span]
-    return _TilePlan(
-        whole=len(members) == query_start[-1],
-        arrays=(members, chosen[span], token, limit, contexts, chosen, tile_start),
-        real=real,
-        span_context=ends,
-        span_queries=queries,
-    )
+def _rows_of(table: torch.Tensor, request: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Flat rows [T] int64 of ``positions`` [T] of ``request`` [T], by the pages in ``table`` [R, P]."""
+    if len(request) == 0:
+        return request
+    return table[request, positions // page_size].long() * page_size + positions % page_size
 
 
 def _upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:

@@ -5,32 +5,32 @@ from __future__ import annotations
 import torch
 
 from .absorbed import attend, finite
-from .kv.rows import RowStore
+from .latents import Latents
 from .tiles import TileGroup
 
 _HEAD_BUDGET = 1 << 25  # expanded key and value elements held at a time
 
 
-def dense_absorbed(queries: torch.Tensor, group: TileGroup, cache: RowStore, latent: int) -> torch.Tensor:
+def dense_absorbed(queries: torch.Tensor, group: TileGroup, cache: Latents, latent: int) -> torch.Tensor:
     """Absorbed queries [n, H, W] of the group's n tokens over all their keys -> attended latents fp32 [n, H, latent]."""
     tokens, heads, width = queries.shape
     out = queries.new_empty(tokens, heads, latent)
     for chunk in group.chunks(pair_cost=heads, key_cost=width):
         mine = queries.index_select(0, chunk.token).view(*chunk.limit.shape, heads, width)
-        rows = cache.read(chunk.key_rows).float()
+        rows = cache.of_chunk(chunk).float()
         chunk.store(out, attend(mine, rows, chunk.hidden, latent))
     return out
 
 
 def dense_expanded(
-    queries: torch.Tensor, group: TileGroup, cache: RowStore, kv_b: torch.Tensor, nope: int, topk: torch.Tensor | None = None
+    queries: torch.Tensor, group: TileGroup, cache: Latents, kv_b: torch.Tensor, nope: int, topk: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Queries fp32 [n, H, nope + rope] (scaled) of the group's n tokens over their keys -> fp32 [n, H, value].
 
     ``kv_b`` [H, nope + value, C] expands a latent row to each head's key and value. ``topk`` [n, k] (-1: no key) masks all
     but the selected positions. Every cached key is expanded once, for as many heads at a time as memory allows.
     """
-    rows = cache.read(group.spans.rows)  # [S, C + rope]
+    rows = cache.of_spans(group.spans)  # [S, C + rope]
     heads, both, latent = kv_b.shape
     out = queries.new_empty(queries.shape[0], heads, both - nope)
     step = max(1, _HEAD_BUDGET // (rows.shape[0] * (both + rows.shape[1] - latent)))

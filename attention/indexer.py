@@ -26,6 +26,7 @@ class Indexer(nn.Module):
         super().__init__()
         assert config.indexer is not None and config.q_lora_rank is not None
         self.topk, self.head_dim, self.n_heads = config.indexer.topk, config.indexer.head_dim, config.indexer.n_heads
+        self.is_shared = bool(config.indexer.layer_types)  # other layers may use this one's choice
         self.rope_dim, self.interleaved = config.rope_dim, config.indexer.rope_interleaved
         self.wq_b = nn.Linear(config.q_lora_rank, self.n_heads * self.head_dim, bias=False)
         self.wk = nn.Linear(config.hidden, self.head_dim, bias=False)

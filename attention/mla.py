@@ -14,9 +14,9 @@ from .forms import expanding_pays, masking_pays
 from .fused import fused_forward
 from .indexer import Indexer
 from .kv.cache import LayerCache
-from .kv.rows import RowStore
+from .latents import FoundLatents, Latents
 from .norm import RMSNorm
-from .ops import AttentionOps
+from .ops import AttentionOps, twins
 from .rope import rotate, rotation
 from .selection import Selection, random_keys, recent_keys
 from .sparse import sparse_attention
@@ -105,7 +105,7 @@ class MLA(nn.Module):
         """Cache the latent, the rotated key and the index key of every token."""
         latent, key = torch.split(self.kv_a_proj_with_mqa(x), [self.config.kv_lora_rank, self.config.rope_dim], -1)
         key = rotate(key, turn, interleaved=self.config.rope.interleaved).to(x.dtype)
-        cache.latent.write(batch.write_rows, torch.cat((self.kv_a_layernorm(latent), key), -1))
+        cache.latent.write(batch.latent_write_rows, torch.cat((self.kv_a_layernorm(latent), key), -1))
         if self.indexer is not None:
             self.indexer.write_keys(x, turn, batch, cache)
 
@@ -139,9 +139,10 @@ class MLA(nn.Module):
         config = self.config
         kv_b = self.kv_b_proj.weight.view(-1, config.nope_dim + config.v_dim, config.kv_lora_rank)  # a view, never stale
         out = q_nope.new_empty(batch.n_tokens, kv_b.shape[0], config.v_dim)
+        latents = FoundLatents(batch, cache, topk, twins()) if batch.offloaded and batch.n_tokens else Latents(batch, cache)
         for group in batch.groups:
             chosen = None if topk is None else group.pick(topk)
-            heads = self._attend_group(group.pick(q_nope), group.pick(q_rope), chosen, batch, group, kv_b, cache.latent)
+            heads = self._attend_group(group.pick(q_nope), group.pick(q_rope), chosen, group, kv_b, latents)
             out = group.put(out, heads.to(out.dtype), batch.n_tokens)
         return out
 
@@ -150,10 +151,9 @@ class MLA(nn.Module):
         q_nope: torch.Tensor,
         q_rope: torch.Tensor,
         topk: torch.Tensor | None,
-        batch: AttentionBatch,
         group: TileGroup,
         kv_b: torch.Tensor,
-        cache: RowStore,
+        cache: Latents,
     ) -> torch.Tensor:
         """Head outputs [n, heads, v] of a group's n tokens, in the cheapest form."""
         config = self.config
@@ -165,5 +165,5 @@ class MLA(nn.Module):
         if topk is None:
             attended = dense_absorbed(queries, group, cache, latent)
         else:
-            attended = sparse_attention(queries, topk, batch, group, cache, latent)
+            attended = sparse_attention(queries, topk, group, cache, latent)
         return expand_values(attended.to(kv_b.dtype), kv_b[:, nope:])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from ..parallel.backends import needing
+from .beside import IN_ORDER, Beside
 
 Op = Callable[..., Any]
 
@@ -24,6 +26,10 @@ _PLACES = {
     "dense_decode": ("dense_decode", "dense_decode"),
     "varlen_attention": ("dense_prefill", "varlen_attention"),
     "gather_latent": ("dense_prefill", "gather_latent"),
+    "resolve_rows": ("resolve_rows", "resolve_rows"),
+    "fetch_rows": ("fetch_rows", "fetch_rows"),
+    "gather_union": ("gather_union", "gather_union"),
+    "seed_hot": ("seed_hot", "seed_hot"),
 }
 
 
@@ -43,6 +49,11 @@ class AttentionOps:
     dense_decode: Op  # absorbed attention over every visible key
     varlen_attention: Op  # expanded attention over every visible key
     gather_latent: Op  # dequantised rows
+    resolve_rows: Op  # where chosen rows are, of pages that may be absent
+    fetch_rows: Op  # copies of missing rows into hot rows
+    gather_union: Op  # chosen rows of one request in a pool of their own
+    seed_hot: Op  # the beginning of a hot buffer
+    beside: Beside = IN_ORDER  # how fetches run beside the queries' products
 
     @classmethod
     def load(cls, name: str) -> AttentionOps:
@@ -62,3 +73,9 @@ class AttentionOps:
             if name == "flash_mla":
                 found["sparse_attention"] = import_module(".kernels.flash_mla", __package__).sparse_attention
         return cls(name=name, **found)
+
+
+@lru_cache(maxsize=1)
+def twins() -> AttentionOps:
+    """The plain twins, for the torch path."""
+    return AttentionOps.load("torch")

@@ -15,15 +15,26 @@ if TYPE_CHECKING:
 class Inputs:
     """What a layer computes from its tokens before it looks at the cache."""
 
-    queries: torch.Tensor  # [T, heads, nope + rope], not rotated
+    flat_queries: torch.Tensor | None  # [T, heads * (nope + rope)], not rotated; None: still to be computed from the query latent
+    query_latent: torch.Tensor | None  # [T, q_lora_rank] normed; None without one
     latent_row: torch.Tensor  # [T, C + rope], neither normed nor rotated
     index_key: torch.Tensor | None  # [T, D]
     index_query: torch.Tensor | None  # [T, index heads * D]
 
+    def queries(self, mla: MLA) -> torch.Tensor:
+        """[T, heads, nope + rope], not rotated."""
+        flat = mla.q_b_proj(self.query_latent) if self.flat_queries is None else self.flat_queries
+        width = mla.config.nope_dim + mla.config.rope_dim
+        return flat.view(flat.shape[0], flat.shape[1] // width, width)
 
-def project(mla: MLA, x: torch.Tensor) -> Inputs:
-    """The products with ``x`` [T, hidden] and with the query latent, as few as the weights allow."""
+
+def project(mla: MLA, x: torch.Tensor, *, queries_later: bool = False) -> Inputs:
+    """The products with ``x`` [T, hidden] and with the query latent, as few as the weights allow.
+
+    With ``queries_later`` that of the queries is left to ``Inputs.queries``, and the index queries are a product of their own.
+    """
     indexer, key, index_query = mla.indexer, None, None
+    flat, latent = None, None
     if mla.config.q_lora_rank is None:
         flat, latent_row = mla.q_proj(x), mla.kv_a_proj_with_mqa(x)
     else:
@@ -33,15 +44,13 @@ def project(mla: MLA, x: torch.Tensor) -> Inputs:
             low, latent_row = mla.q_a_proj(x), mla.kv_a_proj_with_mqa(x)
             key = None if indexer is None else indexer.wk(x)
         latent = mla.q_a_layernorm(low)
-        if mla.by_latent is not None:
+        if mla.by_latent is not None and not queries_later:
             assert indexer is not None
             flat, index_query, _ = _split(mla.by_latent(latent), [mla.q_b_proj, indexer.wq_b, None])
         else:
-            flat = mla.q_b_proj(latent)
+            flat = None if queries_later else mla.q_b_proj(latent)
             index_query = None if indexer is None else indexer.wq_b(latent)
-    width = mla.config.nope_dim + mla.config.rope_dim
-    queries = flat.view(x.shape[0], flat.shape[1] // width, width)
-    return Inputs(queries=queries, latent_row=latent_row, index_key=key, index_query=index_query)
+    return Inputs(flat_queries=flat, query_latent=latent, latent_row=latent_row, index_key=key, index_query=index_query)
 
 
 def _split(whole: torch.Tensor, parts: list[Any]) -> tuple[torch.Tensor, ...]:

@@ -5,30 +5,22 @@ from __future__ import annotations
 import torch
 
 from .absorbed import attend
-from .batch import AttentionBatch
-from .kv.rows import RowStore
+from .latents import Latents
 from .tiles import ELEMENT_BUDGET, TileGroup
 
 
-def sparse_attention(
-    queries: torch.Tensor, topk: torch.Tensor, batch: AttentionBatch, group: TileGroup, cache: RowStore, latent: int
-) -> torch.Tensor:
+def sparse_attention(queries: torch.Tensor, topk: torch.Tensor, group: TileGroup, cache: Latents, latent: int) -> torch.Tensor:
     """Absorbed queries [n, H, W] of a group over the keys at positions ``topk`` [n, k] -> latents fp32 [n, H, latent].
 
     -1 in ``topk`` is no key; every query needs at least one key, in its first column. Only selected rows are read.
     """
     tokens, heads, width = queries.shape
-    request = group.pick(batch.token_row)
     step = max(1, ELEMENT_BUDGET // (topk.shape[1] * (width + heads)))
     full = group.fewest_keys >= topk.shape[1]  # every query has all its keys: nothing to hide
     parts = []
     for start in range(0, tokens, step):
         here = slice(start, start + step)
-        positions, hidden = topk[here], None
-        if not full:
-            absent = positions < 0
-            positions = torch.where(absent, topk[here, :1], positions)  # a row that is read anyway stands in for no key
-            hidden = absent[:, None]
-        rows = cache.read(batch.rows(request[here], positions)).float()
+        hidden = None if full else (topk[here] < 0)[:, None]  # a row that is read anyway stands in for no key
+        rows = cache.chosen(group, here, topk[here]).float()
         parts.append(attend(queries[here, None], rows, hidden, latent))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

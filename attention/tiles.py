@@ -43,7 +43,8 @@ class Chunk:
     Tokens are counted within the group: index i is token ``members[i]`` of the batch.
     """
 
-    pages: PageView
+    pages: PageView  # of index keys
+    latents: PageView  # of latent rows
     request: torch.Tensor  # [n] int64, batch row of every tile
     tiles: slice  # place of the tiles in their group
     token: torch.Tensor  # [n * b] int64, token of every query
@@ -62,6 +63,10 @@ class Chunk:
     def _key_rows(self) -> torch.Tensor:
         return self.pages.rows(self.request, self._key_positions)
 
+    @cached_property
+    def _latent_rows(self) -> torch.Tensor:
+        return self.latents.rows(self.request, self._key_positions)
+
     @property
     def key_positions(self) -> torch.Tensor:
         """Positions [n, keys] int64 of the keys, clamped to the tile's context."""
@@ -69,10 +74,19 @@ class Chunk:
 
     @property
     def key_rows(self) -> torch.Tensor:
-        """Flat cache rows [n, keys] int64 of the keys, clamped to the tile's context."""
+        """Flat index rows [n, keys] int64 of the keys, clamped to the tile's context."""
         if self.context.shape[0] * self.keys <= _CACHED_KEYS:
             return self._key_rows
         return self.pages.rows(self.request, self.key_positions)
+
+    @property
+    def latent_rows(self) -> torch.Tensor:
+        """Flat latent rows [n, keys] int64 of the keys, clamped to the tile's context."""
+        if self.latents is self.pages:
+            return self.key_rows
+        if self.context.shape[0] * self.keys <= _CACHED_KEYS:
+            return self._latent_rows
+        return self.latents.rows(self.request, self.key_positions)
 
     @cached_property
     def hidden(self) -> torch.Tensor:
@@ -91,7 +105,7 @@ class Chunk:
 class Spans:
     """The contexts of a group's requests laid end to end, for work that is done once a key, not once a tile."""
 
-    pages: PageView
+    pages: PageView  # of latent rows
     context: np.ndarray  # [G] keys of every request
     queries: np.ndarray  # [G] its queries
     request: torch.Tensor  # [G] int64, batch row
@@ -112,21 +126,30 @@ class Spans:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """Flat cache rows of all keys, [sum of contexts] int64."""
+        """Flat latent rows of all keys, [sum of contexts] int64."""
+        return self.rows_by(self.pages)
+
+    def rows_by(self, pages: PageView) -> torch.Tensor:
+        """Flat rows of all keys by other pages, [sum of contexts] int64."""
+        request, positions = self.keys
+        return (pages.table[request, positions >> pages.shift].long() << pages.shift) | (positions & (pages.size - 1))
+
+    @cached_property
+    def keys(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Request and position of all keys, [sum of contexts] int64 each."""
         lengths = upload(torch.from_numpy(self.context), self.request.device)
         total = int(self.context.sum())
         request = torch.repeat_interleave(self.request, lengths, output_size=total)
         start = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=total)
-        positions = torch.arange(total, device=self.request.device) - start
-        pages = self.pages.table[request, positions >> self.pages.shift].long()
-        return (pages << self.pages.shift) | (positions & (self.pages.size - 1))
+        return request, torch.arange(total, device=self.request.device) - start
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileGroup:
     """Tiles of one width, longest context first. Host arrays decide shapes; device tensors hold the same numbers."""
 
-    pages: PageView
+    pages: PageView  # of index keys
+    latents: PageView  # of latent rows; the same object where their pages are the same
     width: int  # queries a tile
     n_tokens: int  # tokens of the group
     whole: bool  # the group is the whole batch, so that member i is token i
@@ -187,4 +210,5 @@ class TileGroup:
             index = upload(torch.from_numpy(np.flatnonzero(exists)), token.device)
             stored = (index, token.index_select(0, index))
         keys = int(self.contexts[tiles.start])
-        return Chunk(self.pages, self.request[tiles], tiles, token, self.limit[tiles, start:stop], self.context[tiles], keys, stored)
+        limit, context = self.limit[tiles, start:stop], self.context[tiles]
+        return Chunk(self.pages, self.latents, self.request[tiles], tiles, token, limit, context, keys, stored)

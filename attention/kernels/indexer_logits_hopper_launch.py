@@ -53,12 +53,16 @@ def launch(
     max_query: int,
     config: Config,
 ) -> None:
-    """Run the kernel; arguments as in ``indexer_logits``, checked and contiguous."""
+    """Run the kernel; arguments as in ``indexer_logits``, checked and contiguous.
+
+    ``config`` may also name ``programs``, fewer than fill the GPU where other kernels are to run beside this one.
+    """
     tokens, heads, width = q.shape
-    settings = constants(heads, max_query, tokens, start is not None, **config)
+    programs = config.get("programs", multiprocessors(q.device) * config["per_sm"])
+    settings = constants(heads, max_query, tokens, start is not None, **{name: x for name, x in config.items() if name != "programs"})
     keys, scales = _descriptors(pool)
     queries = q.view(tokens * heads, width)
-    indexer_logits_kernel[(multiprocessors(q.device) * config["per_sm"],)](
+    indexer_logits_kernel[(programs,)](
         keys,
         scales,
         TensorDescriptor(queries, [tokens * heads, width], [width, 1], [settings["QB"] * heads, width], _SWIZZLED),

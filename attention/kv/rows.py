@@ -32,6 +32,17 @@ class RowStore(Protocol):
         """Fill ``pages`` [n] int64 with NaN."""
 
 
+class LatentStore(RowStore, Protocol):
+    """A row store whose rows are moved as bytes and may be read from elsewhere."""
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """uint8 [n_rows, bytes of a row], a view of the memory."""
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bytes of rows, uint8 [N, bytes of a row] -> their values [N, width] in the store's reading dtype."""
+
+
 class FloatRows:
     """Rows of fp32 or bf16 values."""
 
@@ -53,6 +64,15 @@ class FloatRows:
     def read(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [...] int64 -> values [..., width]."""
         return self.rows.index_select(0, rows.reshape(-1)).to(self.read_dtype).view(*rows.shape, self.rows.shape[1])
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """uint8 [n_rows, bytes of a row]."""
+        return self.rows.view(torch.uint8)
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bytes of rows, uint8 [N, bytes of a row] -> values [N, width]."""
+        return rows.view(self.rows.dtype).to(self.read_dtype)
 
     def poison(self, pages: torch.Tensor) -> None:
         """Fill ``pages`` [n] int64 with NaN."""
@@ -80,8 +100,17 @@ class Fp8LatentRows:
 
     def read(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [...] int64 -> dequantised values [..., latent + rope]."""
-        values = decode_latent(self.rows.index_select(0, rows.reshape(-1)), self.latent)
-        return values.to(self.read_dtype).view(*rows.shape, values.shape[1])
+        values = self.decode(self.rows.index_select(0, rows.reshape(-1)))
+        return values.view(*rows.shape, values.shape[1])
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """uint8 [n_rows, bytes of a row]."""
+        return self.rows
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bytes of rows, uint8 [N, bytes of a row] -> dequantised values [N, latent + rope]."""
+        return decode_latent(rows, self.latent).to(self.read_dtype)
 
     def poison(self, pages: torch.Tensor) -> None:
         """Fill ``pages`` [n] int64 with NaN."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rorqual.attention import tiles
 from rorqual.attention.batch import AttentionBatch
+from rorqual.attention.kv.tier import TierTables
 
 CPU = torch.device("cpu")
 
@@ -104,6 +105,34 @@ def test_padding_is_bounded_when_one_long_request_meets_many_short_ones():
     batch, _ = build([0] * 21, [500] + [3] * 20)
     computed = sum(c.limit.numel() for g in batch.groups for c in g.chunks(pair_cost=1, key_cost=1))
     assert computed <= 500 + 63 + 20 * 64
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_index_rows_are_logical_and_latent_rows_physical(offloaded):
+    device_page, host_page = torch.tensor([7, -1, 5, 2, 9], dtype=torch.int32), torch.tensor([-1, 3, 1, -1, -1], dtype=torch.int32)
+    tables = TierTables(
+        device_page=device_page, host_page=host_page, hot_pages=torch.empty(3, 1, dtype=torch.int32), stamp=torch.zeros(1),
+        moving=torch.tensor([0, 1, 0], dtype=torch.int8), scratch=torch.empty(0),
+    )  # fmt: skip
+    table, slots = torch.tensor([[1, 2, 4], [0, 3, 4]], dtype=torch.int32), torch.tensor([1, 0])
+    absent = np.array([True, False])
+    tier = tables.step(table, slots, page_size=4, offloaded=offloaded, absent=absent, leased=~absent)
+    assert tier.latent_table.tolist() == [[-1, 5, 9], [7, 2, 9]]
+    assert (tier.host_table is None) != offloaded and (tier.moving is None) != offloaded
+    if offloaded:
+        assert tier.host_table.tolist() == [[3, 1, -1], [-1, -1, -1]] and tier.moving.tolist() == [1, 0]
+    batch = AttentionBatch.build(np.array([5, 2]), np.array([1, 3]), table, 4, CPU, tier)
+    assert batch.write_rows.tolist() == [9, 2, 3, 12] and batch.latent_write_rows.tolist() == [21, 30, 31, 8]
+    assert (batch.offloaded, batch.absent) == (offloaded, offloaded)
+    assert batch.rows(torch.tensor([1, 1]), torch.tensor([[4, 0], [1, 2]])).tolist() == [[8, 28], [29, 30]]
+    (chunk,) = batch.groups[1].chunks(pair_cost=1, key_cost=1)
+    assert chunk.key_rows[0].tolist() == [0, 1, 2, 3, 12] and chunk.latent_rows[0].tolist() == [28, 29, 30, 31, 8]
+    assert batch.groups[1].spans.rows.tolist() == [28, 29, 30, 31, 8]
+    positions = torch.tensor([6, 1])
+    one = tables.step(table, slots, page_size=4, offloaded=offloaded, positions=positions)
+    for places in (one, tier):
+        static = AttentionBatch.static(positions, torch.arange(2), table, 4, max_context=12, tier=places)
+        assert static.write_rows.tolist() == [10, 1] and static.latent_write_rows.tolist() == [22, 29]
 
 
 def test_our_own_mistakes_are_caught():

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from rorqual.attention.config import IndexerConfig, MLAConfig, RopeConfig
 from rorqual.attention.kv.cache import KVCache, kv_bytes_per_token
+from rorqual.attention.kv.hot import HotShape
 from rorqual.attention.kv.layout import decode_latent, encode_latent, fp8_latent_bytes, quantise
+from rorqual.attention.kv.sizes import TierShape, kv_bytes
 from tests.attention.common import DENSE, SPARSE
 
 V32 = MLAConfig(
@@ -142,3 +144,80 @@ ODD = dataclasses.replace(SPARSE, indexer=dataclasses.replace(SPARSE.indexer, he
 def test_what_cannot_be_is_refused(config, has, pages, size, dtype, message):
     with pytest.raises(ValueError, match=message):
         KVCache(config, has, pages, size, dtype, torch.float32, "cpu")
+
+
+class Host:
+    """Host rows of a layer, without memory."""
+
+    def __init__(self, row_bytes: int, pitch: int) -> None:
+        self.row_bytes, self.pitch, self.n_rows, self.bytes = row_bytes, pitch, 0, torch.empty(0, pitch, dtype=torch.uint8)
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+def tiers(n_device_pages: int = 6, **changes: int) -> TierShape:
+    sizes = {"n_slots": 3, "n_layers": 2, "lease_pages": 2, "page_size": 4, "n_logical_pages": 10}
+    sizes |= {"max_requests": 5, "max_context": 30, "chosen_rows": 8} | changes
+    return TierShape(n_device_pages=n_device_pages, hot=HotShape(**sizes))
+
+
+def tiered(dtype: str = "float32", shape: TierShape | None = None, row: int = 160, n_host: int = 2) -> KVCache:
+    host = [Host(row, row + 8)] * n_host
+    return KVCache(SPARSE, [True, False], 10, 4, dtype, torch.float32, "cpu", tiers=shape or tiers(), host=host)
+
+
+@pytest.mark.parametrize(("dtype", "row"), [("float32", 160), ("bfloat16", 80), ("fp8", 32 + 4 + 16)])
+def test_planned_bytes_are_allocated_bytes(dtype, row):
+    for shape in (None, tiers(), tiers(n_device_pages=1, n_slots=1, lease_pages=7, max_context=29)):
+        planned = kv_bytes(SPARSE, [True, False], dtype, n_pages=10, page_size=4, tiers=shape)
+        cache = KVCache(
+            SPARSE, [True, False], 10, 4, dtype, torch.float32, "cpu", tiers=shape, host=[] if shape is None else [Host(row, row)] * 2
+        )
+        assert planned.total == cache.n_bytes
+        assert planned.latent == sum(layer.latent.n_bytes for layer in cache.layers) == 2 * (cache.n_device_pages + 1) * 4 * row
+        assert planned.index == cache.layers[0].index.n_bytes
+        assert shape is not None or planned.hot == planned.tables == 0
+
+
+def test_index_keys_are_logical_and_latent_rows_are_on_the_device():
+    cache = tiered()
+    assert (cache.dummy_page, cache.dummy_device_page) == (10, 6)
+    assert cache.layers[0].index.read(torch.arange(44)).shape == (44, 16) and len(cache.layers[0].latent.bytes) == 28
+    assert cache.tables.device_page.tolist() == [-1] * 10 + [6] and cache.tables.host_page.tolist() == [-1] * 11
+    cache.poison([2], [5])
+    for layer in cache.layers:
+        assert layer.latent.read(torch.arange(28)).isnan().any(1).nonzero()[:, 0].tolist() == [20, 21, 22, 23]
+    assert cache.layers[0].index.read(torch.arange(44)).isnan().any(1).nonzero()[:, 0].tolist() == [8, 9, 10, 11]
+    cache.poison([1])
+    assert not cache.layers[1].latent.read(torch.arange(20)).isnan().any()
+    first, second = (layer.tier for layer in cache.layers)
+    first.hot.positions[1, 3] = 7
+    second.counters[2] = 5
+    assert cache.hot.positions[0, 1, 3] == 7 and cache.hot.positions[1].eq(-1).all() and cache.hot.counters.tolist()[1][2] == 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+def test_rows_move_as_bytes(dtype):
+    cache = KVCache(SPARSE, [False], 2, 4, dtype, torch.float32, "cpu")
+    latent = cache.layers[0].latent
+    latent.write(torch.arange(12), torch.randn(12, 40))
+    order = torch.randperm(12)
+    assert torch.equal(latent.decode(latent.bytes[order]), latent.read(order))
+    latent.bytes[3] = latent.bytes[7]
+    assert torch.equal(latent.read(torch.tensor(3)), latent.read(torch.tensor(7)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tiered(shape=tiers(n_device_pages=0)), "at least one latent page on the device, got 0"),
+        (lambda: tiered(shape=tiers(page_size=8)), "'page_size': 8}, the cache has .*'page_size': 4"),
+        (lambda: tiered(shape=tiers(n_layers=3)), "'n_layers': 3"),
+        (lambda: tiered(n_host=1), "2 layers needs host rows for each of them, got 1"),
+        (lambda: tiered(row=80), "latent rows of 160 bytes, got rows of 80 bytes in a pitch of 88"),
+    ],
+)
+def test_tiers_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
