@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from ..attention.kv.cache import KVCache, kv_bytes_per_token
 from ..attention.mla import layer_has_indexer
 from ..parallel.agree import together
 from ..parallel.grid import Grid, GridSpec
+from ..parallel.store import ranks_of_host
 from .config import EngineConfig
 from .graph_key import context_classes, graph_sizes
 from .graphs import DecodeGraphs
@@ -18,8 +20,13 @@ from .memory import free_bytes, pool_pages
 from .model_config import ModelConfig
 from .models.build import Stage
 from .models.targets import is_known
+from .offload.mover import Mover
+from .offload.pools import OffloadPools, make_pools
+from .offload.sizing import OffloadShape
+from .offload.tier_places import TierPlaces
 from .runner import Runner
 from .scheduling.scheduler import Scheduler, SchedulerConfig
+from .streams import SideStream
 from .tables import DeviceTables
 from .weights.dummy import fill_dummy
 from .weights.loader import LoadReport, load_weights
@@ -66,6 +73,12 @@ def grid_spec(config: EngineConfig) -> GridSpec:
     )
 
 
+def overlap_fetches(stage: Stage, config: EngineConfig, device: torch.device) -> None:
+    """Where it is asked for, missing rows are fetched beside the queries' products. To be called before weights are in place."""
+    if config.kv_offload != "off" and config.kv_overlap_fetch and device.type == "cuda" and stage.attention_ops is not None:
+        stage.attention_ops = replace(stage.attention_ops, beside=SideStream(device))
+
+
 def fill_weights(stage: Stage, folder: Path, config: EngineConfig, model: ModelConfig, *, progress: bool) -> LoadReport | None:
     """Read this rank's weights, or make them up (then there is no report)."""
     report = None
@@ -96,21 +109,75 @@ def make_cache(grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfi
     mla, rows = model.attention, kv_dtype(config, dtype)
     has_indexer = [layer_has_indexer(mla, layer) for layer in stage.layers]
     per_token = kv_bytes_per_token(mla, has_indexer, rows)
-    available = free_bytes(grid.device, config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    available = free_bytes(grid.device, config, ranks_of_host(grid.world.size))
     pages = together(grid, lambda: pool_pages(config, max_model_len=max_len, bytes_per_token=per_token, available=available))
     pages = int(grid.world.gather_ints([pages]).min())
     return KVCache(mla, has_indexer, pages, config.page_size, rows, dtype, grid.device)
 
 
-def make_runner(grid: Grid, stage: Stage, cache: KVCache, config: EngineConfig, dtype: torch.dtype, max_len: int, *, debug: bool) -> Runner:
+def offload_shape(stage_layers: range, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int) -> OffloadShape:
+    """What the pool sizes of a rank with ``stage_layers`` follow from, with offloading."""
+    return OffloadShape(
+        mla=model.attention,
+        has_indexer=tuple(layer_has_indexer(model.attention, layer) for layer in stage_layers),
+        dtype=kv_dtype(config, dtype),
+        page_size=config.page_size,
+        policy=config.kv_offload,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_len,
+        step_tokens=config.max_num_batched_tokens,
+        hot_slots=config.kv_hot_slots,
+        tokens=config.max_total_tokens,
+        device_tokens=config.kv_device_tokens,
+        scored=config.kv_hot_policy == "score",
+    )
+
+
+def make_offload(
+    grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int
+) -> OffloadPools | None:
+    """The pools of both tiers; None without offloading. Collective.
+
+    Raises:
+        ValueError: on every rank, when the model is dense or memory is short on one of them.
+    """
+    if config.kv_offload == "off":
+        return None
+    shape = offload_shape(stage.layers, config, model, dtype, max_len)
+    together(grid, lambda: shape.hot_pages)
+    available = free_bytes(grid.device, config, ranks_of_host(grid.world.size))
+    return make_pools(
+        grid, shape, config, n_layers=model.n_layers, first_layer=stage.layers.start, available=available, compute_dtype=dtype
+    )
+
+
+def make_runner(
+    grid: Grid,
+    stage: Stage,
+    cache: KVCache,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    max_len: int,
+    *,
+    debug: bool,
+    pools: OffloadPools | None = None,
+) -> Runner:
     """The runner and its device tables; in debug mode the empty cache is poisoned."""
     tables = DeviceTables(
         max_num_seqs=config.max_num_seqs, max_len=max_len, page_size=config.page_size, dummy_page=cache.dummy_page, device=grid.device
     )
     if debug:
         cache.poison(range(cache.n_pages))
-    graphs = make_graphs(grid, stage, cache, tables, config, max_len) if uses_graphs(config, grid, stage) else None
-    return Runner(grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug, graphs=graphs)
+    mover = None
+    if pools is not None:
+        topk = pools.limits.topk
+        mover = Mover(
+            cache=cache, pool=pools.host, staging=tables.staging, topk=topk, writes=pools.writes, shared=pools.shared, debug=debug
+        )
+    places = None if mover is None else mover.places
+    graphs = make_graphs(grid, stage, cache, tables, config, max_len, places) if uses_graphs(config, grid, stage) else None
+    grid.before_close.append(tables.staging.streams.release_graphs)
+    return Runner(grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug, graphs=graphs, mover=mover)
 
 
 def uses_graphs(config: EngineConfig, grid: Grid, stage: Stage) -> bool:
@@ -133,7 +200,15 @@ def why_eager(config: EngineConfig, grid: Grid, stage: Stage) -> str | None:
     return None
 
 
-def make_graphs(grid: Grid, stage: Stage, cache: KVCache, tables: DeviceTables, config: EngineConfig, max_len: int) -> DecodeGraphs:
+def make_graphs(
+    grid: Grid,
+    stage: Stage,
+    cache: KVCache,
+    tables: DeviceTables,
+    config: EngineConfig,
+    max_len: int,
+    places: TierPlaces | None = None,
+) -> DecodeGraphs:
     """The graphs of this rank's decode steps, none captured yet."""
     indexer = stage.model.config.attention.indexer
     return DecodeGraphs(
@@ -144,10 +219,12 @@ def make_graphs(grid: Grid, stage: Stage, cache: KVCache, tables: DeviceTables, 
         streams=tables.staging.streams,
         sizes=graph_sizes(config.max_num_seqs, config.cuda_graph_max_bs, config.cuda_graph_bs),
         contexts=context_classes(max_len, None if indexer is None else indexer.topk),
+        places=places,
+        dense=0 if indexer is None else indexer.topk,
     )
 
 
-def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, max_len: int) -> Scheduler:
+def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, max_len: int, pools: OffloadPools | None = None) -> Scheduler:
     """The scheduler of one replica."""
     return Scheduler(
         SchedulerConfig(
@@ -161,5 +238,7 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, ma
             prefix_caching=config.enable_prefix_caching,
             eos_token_ids=model.eos_token_ids,
             seed=config.seed,
-        )
+            tier=None if pools is None else pools.limits,
+        ),
+        None if pools is None else pools.host_pages(),
     )

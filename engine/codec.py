@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .plan import StepPlan
 
 _LENGTH = struct.Struct("<I")
+_SCALARS = ("step", "offloaded")
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
 
 
@@ -50,11 +51,12 @@ def decode_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, int]]
 
 def encode_plan(plan: StepPlan) -> bytes:
     """A step plan as bytes."""
-    arrays = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name != "step"}
-    return encode_arrays(arrays, {"step": plan.step})
+    arrays = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in _SCALARS}
+    sent = {name: a for name, a in arrays.items() if len(a)}  # a plan is mostly empty
+    return encode_arrays(sent, {"step": plan.step, "offloaded": int(plan.offloaded)})
 
 
 def decode_plan(data: bytes) -> StepPlan:
     """Inverse of ``encode_plan``."""
     arrays, scalars = decode_arrays(data)
-    return StepPlan(step=scalars["step"], **arrays)
+    return StepPlan(step=scalars["step"], offloaded=bool(scalars["offloaded"]), **arrays)

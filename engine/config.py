@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
+from ..attention.kernels.tier_most import MOST_REQUESTS
 from .graph_key import graph_sizes
 
 
@@ -72,6 +74,42 @@ class EngineConfig:
         "start", "Capture all graphs at the start, or each one when it is first needed.", choices=("start", "lazy"), group="device"
     )
 
+    kv_offload: str = option(
+        "off",
+        "Latent rows in host memory: pages leave the device at once (host), or under pressure only (hybrid).",
+        choices=("off", "host", "hybrid"),
+        group="offload",
+    )
+    kv_host_memory: float | None = option(
+        None, "GiB of one host that its ranks use for the host pool; by default at most 80% of what is available.", group="offload"
+    )
+    kv_host_backing: str = option(
+        "pinned",
+        "Memory of the host pool: each rank's own (pinned), shared by the ranks of a host (shm, or a file), or CXL memory.",
+        choices=("pinned", "shm", "cxl", "file"),
+        group="offload",
+    )
+    kv_host_path: str | None = option(
+        None, "File of the host pool, folder of the shared one, or CXL nodes or devices, as the backing needs.", group="offload"
+    )
+    kv_hot_slots: int | None = option(
+        None, "Rows of an offloaded request that each layer keeps on the device; twice index_topk by default.", group="offload"
+    )
+    kv_hot_policy: str = option(
+        "score",
+        "Hot rows that give way first: those of the lowest index scores, or the least recently used.", choices=("lru", "score"),
+        group="offload",
+    )  # fmt: skip
+    kv_device_tokens: int | None = option(
+        None, "Latent rows (tokens) on the device, hot rows included; sized from memory by default.", group="offload"
+    )
+
+    kv_overlap_fetch: bool = option(
+        False,
+        "Fetch missing rows beside the queries' products: pays with many misses and 16 requests or more, costs a little otherwise.",
+        group="offload",
+    )
+
     tensor_parallel_size: int = option(1, "Ranks that share the attention of one request.", "-tp", "--tp-size", "--tp", group="parallel")
     pipeline_parallel_size: int = option(1, "Pipeline stages.", "-pp", "--pp-size", "--pp", group="parallel")
     data_parallel_size: int = option(1, "Ranks (of tp each) that own different requests.", "-dp", "--dp-size", "--dp", group="parallel")
@@ -132,6 +170,7 @@ def check_config(config: EngineConfig) -> None:
         value, choices = getattr(config, entry.name), entry.metadata["choices"]
         if choices is not None and value not in choices:
             raise ValueError(f"{entry.name} must be one of {', '.join(choices)}, found {value!r}")
+        _check_number(entry.name, str(entry.type), value)
     if config.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         raise ValueError(f"page_size {config.page_size} is not a power of two from 1 to 256")
     for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
@@ -142,7 +181,44 @@ def check_config(config: EngineConfig) -> None:
         raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
     if not 0.0 < config.dist_timeout <= 1e6:  # written so that NaN is refused too
         raise ValueError(f"dist_timeout must be above 0 seconds and at most 1000000, found {config.dist_timeout}")
+    _check_offload(config)
     if config.seed < 0:
         raise ValueError(f"seed must be 0 or more, found {config.seed}")
     if config.max_model_len is not None and config.max_model_len < 2:
         raise ValueError(f"max_model_len must be at least 2 (one prompt token and one output token), found {config.max_model_len}")
+
+
+def _check_number(name: str, kind: str, value: Any) -> None:
+    """Refuse what is no number where one is wanted; ``kind`` is the field's annotation."""
+    wanted = kind.removesuffix(" | None")
+    allowed = {"int": Integral, "float": Real}.get(wanted)
+    if allowed is None or (value is None and kind != wanted):
+        return
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        raise ValueError(f"{name} must be {'a whole number' if wanted == 'int' else 'a number'}, found {value!r}")
+
+
+def _check_offload(config: EngineConfig) -> None:
+    if config.kv_offload == "off":
+        idle = [
+            name for name in ("kv_host_memory", "kv_host_path", "kv_hot_slots", "kv_device_tokens") if getattr(config, name) is not None
+        ]
+        if idle:
+            raise ValueError(f"{idle[0]} has no effect with kv_offload off; choose kv_offload host or hybrid, or leave it out")
+    for name in ("kv_hot_slots", "kv_device_tokens"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, found {value}")
+    if config.kv_offload != "off" and config.max_num_seqs > MOST_REQUESTS:
+        raise ValueError(
+            f"max_num_seqs {config.max_num_seqs} is too many with kv_offload: rows are fetched for at most {MOST_REQUESTS} requests in a "
+            f"step; use at most {MOST_REQUESTS}, and more replicas (data_parallel_size) for more requests"
+        )
+    memory, backing, path = config.kv_host_memory, config.kv_host_backing, config.kv_host_path
+    if memory is not None and not 0.0 < memory <= 1e6:  # written so that NaN is refused too
+        raise ValueError(f"kv_host_memory must be above 0 GiB and at most 1000000, found {memory}")
+    if backing in ("file", "cxl") and not path:
+        what = "the file of the pool" if backing == "file" else "NUMA nodes (node2,node3), DAX devices (/dev/dax0.0) or stand-in"
+        raise ValueError(f"kv_host_backing {backing} needs kv_host_path: {what}")
+    if backing == "pinned" and path:
+        raise ValueError(f"kv_host_path {path!r} is of no use with kv_host_backing pinned; leave it out, or use shm, file or cxl")

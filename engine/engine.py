@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from .assembly import (
     fill_weights,
     grid_spec,
     make_cache,
+    make_offload,
     make_runner,
     make_scheduler,
+    overlap_fetches,
     resolve_device,
     resolve_dtype,
     resolve_max_len,
@@ -79,16 +82,19 @@ class Engine:
         """Model, weights, cache, runner and, where this rank leads, the scheduler."""
         config, model, grid = self.config, self.model_config, self.grid
         self.stage = together(grid, lambda: build_stage(model, config, grid, self.dtype))
+        overlap_fetches(self.stage, config, grid.device)
         progress = grid.rank == 0 and not config.disable_log_stats
         report = together(grid, lambda: fill_weights(self.stage, self.folder, config, model, progress=progress))
-        cache = make_cache(grid, self.stage, config, model, self.dtype, self.max_model_len)
-        self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug)
+        pools = make_offload(grid, self.stage, config, model, self.dtype, self.max_model_len)
+        cache = pools.cache if pools is not None else make_cache(grid, self.stage, config, model, self.dtype, self.max_model_len)
+        self._host_pool = None if pools is None else pools.host
+        self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug, pools=pools)
         if config.cuda_graph_capture == "start":
             together(grid, self.runner.capture_graphs)
         plans = Mailbox(grid.replica)
         self.leader = self.front = None
         if grid.is_leader:
-            scheduler = make_scheduler(config, model, n_pages=cache.n_pages, max_len=self.max_model_len)
+            scheduler = make_scheduler(config, model, n_pages=cache.n_pages, max_len=self.max_model_len, pools=pools)
             self.leader = Leader(grid=grid, scheduler=scheduler, runner=self.runner, tokenizer=self.tokenizer, plans=plans)
         if grid.rank == 0:
             self.front = Front(tokenizer=self.tokenizer, dp=grid.spec.dp, vocab_size=model.vocab_size)
@@ -105,6 +111,10 @@ class Engine:
             log.info("%s", report.summary())
         cache = self.runner.cache
         log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", cache.n_pages, cache.page_size, cache.bytes_per_token)
+        if self._host_pool is not None:
+            about, held = self._host_pool.about, self._host_pool.n_bytes / 2**30
+            log.info("KV offload %s: %d latent pages on the device; host pool of %.2f GiB in %s", self.config.kv_offload,
+                     cache.n_device_pages, held, about)  # fmt: skip
         if self.runner.graphs is not None:
             log.info("%s", self.runner.graphs.summary())
         elif self.grid.device.type == "cuda":
@@ -153,6 +163,8 @@ class Engine:
         row |= {"layers": [self.stage.layers.start, self.stage.layers.stop], "tokens": stats.tokens, "samples": stats.samples}
         row |= {"steps": stats.steps, "idle_steps": stats.idle_steps, "busy_seconds": stats.busy_seconds}
         row["graph_steps"], row["host_waits"] = stats.graph_steps, self.runner.streams.waits
+        if self.runner.mover is not None:
+            row["tiers"] = self.runner.mover.counts.report()
         if self.runner.graphs is not None:
             row["graphs"] = vars(self.runner.graphs.stats)
         row["intervals"] = list(stats.intervals)
@@ -183,10 +195,31 @@ class Engine:
         return {"ranks": rows, "seconds": self._run_seconds, "expert_load": total}
 
     def close(self) -> None:
-        """Release dispatcher and groups; nothing the second time."""
+        """Release dispatcher, host pool and groups, each even if another fails; nothing the second time.
+
+        Raises:
+            RuntimeError: with offloading, a step read a row that was never written, or the device has failed.
+        """
         if self._closed:
             return
         self._closed = True
-        if self.stage.dispatcher is not None:
-            self.stage.dispatcher.close()
-        self.grid.close()
+        with ExitStack() as ends:  # the last one first
+            ends.callback(self.grid.close)
+            if self._host_pool is not None:
+                ends.callback(self._host_pool.close)
+                ends.callback(self._finish_tiers)
+            if self.stage.dispatcher is not None:
+                self.stage.dispatcher.close()
+
+    def _finish_tiers(self) -> None:
+        """Look at the tiers' counters a last time, and wait until the device has done with the host pool."""
+        world, mover = self.grid.world, self.runner.mover
+        try:
+            if mover is not None:
+                with self.grid.progress.waiting(world.name, "counters of the device", world.ranks):  # the watchdog's deadline covers it
+                    if not self.config.disable_log_stats:
+                        log.info("rank %d, %s", self.grid.rank, mover.counts.summary())
+                    mover.counts.verify()
+        finally:
+            with self.grid.progress.waiting(world.name, "end of the device's work", world.ranks):
+                self.runner.streams.settle()

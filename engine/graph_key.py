@@ -24,6 +24,7 @@ class GraphKey:
 
     batch: int  # rows, those of padding included
     context: int  # longest context that its kernels are sized for
+    offloaded: bool = False  # rows are looked for in all tiers
 
 
 def graph_sizes(max_num_seqs: int, max_bs: int | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
@@ -69,7 +70,9 @@ def decode_context(plan: StepPlan) -> int:
     return int(plan.starts.max()) + 1
 
 
-def choose_graph(dp_tokens: I32, dp_context: I32, sizes: Sequence[int], contexts: Sequence[int]) -> GraphKey | None:
+def choose_graph(
+    dp_tokens: I32, dp_context: I32, sizes: Sequence[int], contexts: Sequence[int], dp_offloaded: I32 | None = None, dense: int = 0
+) -> GraphKey | None:
     """The graph of a step, None when it runs eagerly; the same on every rank, as it depends on agreed numbers only.
 
     Args:
@@ -77,6 +80,8 @@ def choose_graph(dp_tokens: I32, dp_context: I32, sizes: Sequence[int], contexts
         dp_context: [dp] ``decode_context`` of every replica.
         sizes: batch sizes with a graph, ascending.
         contexts: context lengths with a graph, ascending.
+        dp_offloaded: [dp] whether a replica has requests with absent pages or hot rows; None without offloading.
+        dense: contexts up to this length are read whole, so that all of their pages are on the device.
 
     All replicas replay a graph of one size, since experts are shared: one with fewer rows, or none, pads.
     """
@@ -86,4 +91,5 @@ def choose_graph(dp_tokens: I32, dp_context: I32, sizes: Sequence[int], contexts
     most, context = max(tokens), max(said)
     if most > sizes[-1] or context > contexts[-1] or most == 0:
         return None
-    return GraphKey(batch=sizes[bisect_left(sizes, most)], context=contexts[bisect_left(contexts, context)])
+    offloaded = dp_offloaded is not None and bool(dp_offloaded.any()) and context > dense
+    return GraphKey(batch=sizes[bisect_left(sizes, most)], context=contexts[bisect_left(contexts, context)], offloaded=offloaded)

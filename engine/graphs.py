@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..attention.batch import AttentionBatch
+from ..attention.kv.tier import TierStep
+from .graph_batch import decode_batch
 from .graph_key import GraphKey, choose_graph
 from .kernels.step_edges_torch import StepEntry
 from .lanes import Lanes
+from .offload.tier_places import TierPlaces
 from .plan import StepPlan
 from .ranges import part
 from .sampling.sample_rows import SampleRows
@@ -84,17 +86,6 @@ class DecodeOutputs:
         return found | {"random": inputs.random[: len(rows.random)], "penalised": inputs.penalised[: len(rows.penalised)]}
 
 
-def decode_batch(
-    entry: StepEntry, positions: torch.Tensor, rows: torch.Tensor, page_size: int, max_context: int, n_valid: torch.Tensor
-) -> AttentionBatch:
-    """The static batch of a decode step, whose parts are computed already."""
-    batch = AttentionBatch.static(
-        positions, rows, entry.page_table, page_size, max_context=max_context, n_valid=n_valid, ends=entry.ends, write_rows=entry.write_rows
-    )
-    batch.once("limit", lambda: entry.limit)
-    return batch
-
-
 class DecodeGraphs:
     """One graph per batch size and context length, captured at the start or when first used. Captures are collective."""
 
@@ -109,16 +100,22 @@ class DecodeGraphs:
         sizes: Sequence[int],
         contexts: Sequence[int],
         make_batch: Callable[..., Any] = decode_batch,
+        places: TierPlaces | None = None,
+        dense: int = 0,
     ) -> None:
+        """``places``: the tier tables, with offloading; contexts up to ``dense`` never miss a page."""
         self.sizes, self.contexts = tuple(sizes), tuple(contexts)
         self._model, self._cache, self._tables, self._page_size = model, cache, tables, page_size
         self._streams, self._make_batch = streams, make_batch
         self._edges = _edges(streams)
-        self._layout = InputLayout(spare_slot=tables.spare_slot, table_width=tables.pages.shape[1], dummy_page=tables.dummy_page)
+        self._places, self._dense = places, dense
+        self._layout = InputLayout(
+            spare_slot=tables.spare_slot, table_width=tables.pages.shape[1], dummy_page=tables.dummy_page, places=places
+        )
         most, device = self.sizes[-1], streams.device
-        self._block = torch.zeros(block_size(most), dtype=torch.int64, device=device)
+        self._block = torch.zeros(self._size(most), dtype=torch.int64, device=device)
         self._rows = torch.arange(most, device=device)
-        self._lanes = Lanes(streams, block=block_size(most), batch=most)
+        self._lanes = Lanes(streams, block=self._size(most), batch=most)
         self._captured: dict[GraphKey, _Captured] = {}
         self._seconds, self._bytes = 0.0, 0
 
@@ -135,7 +132,8 @@ class DecodeGraphs:
 
     def key(self, plan: StepPlan) -> GraphKey | None:
         """The graph that runs ``plan``, None when it must run eagerly."""
-        return choose_graph(plan.dp_tokens, plan.dp_context, self.sizes, self.contexts)
+        offloaded = None if self._places is None else plan.dp_offloaded
+        return choose_graph(plan.dp_tokens, plan.dp_context, self.sizes, self.contexts, offloaded, self._dense)
 
     def fits(self, plan: StepPlan, key: GraphKey) -> bool:
         """Whether the graph assigns the plan's pages; otherwise they have to be in the table before."""
@@ -145,7 +143,8 @@ class DecodeGraphs:
         """Capture every graph, largest first, so that the smaller ones find room in its memory."""
         for context in reversed(self.contexts):
             for batch in reversed(self.sizes):
-                self._get(GraphKey(batch=batch, context=context))
+                for offloaded in (True, False) if self._places is not None and context > self._dense else (False,):
+                    self._get(GraphKey(batch=batch, context=context, offloaded=offloaded))
 
     def _get(self, key: GraphKey) -> _Captured:
         if key not in self._captured:
@@ -168,10 +167,10 @@ class DecodeGraphs:
     @contextmanager
     def _padding(self, key: GraphKey) -> Iterator[StepInputs]:
         """Inputs without a request, for runs that must not touch what requests own."""
-        block = np.zeros(block_size(key.batch), dtype=np.int64)
+        block = np.zeros(self._size(key.batch), dtype=np.int64)
         self._layout.pack(block, StepPlan(step=-1), None, key.batch)
         self._lanes.rest(block)
-        yield StepInputs.views(self._block, key.batch)
+        yield StepInputs.views(self._block, key.batch, self._layout.moves(key.batch))
         self._lanes.resume()
 
     def rehearse(self, key: GraphKey) -> None:
@@ -184,16 +183,27 @@ class DecodeGraphs:
         tables, batch, ops = self._tables, key.batch, self._edges
         used = -(-key.context // self._page_size)
         slots, starts, lanes = inputs.slots, inputs.starts, self._lanes
-        ops.fetch_inputs(lanes.inputs, lanes.counter, self._block[: block_size(batch)])
+        ops.fetch_inputs(lanes.inputs, lanes.counter, self._block[: self._size(batch)])
         entry = ops.enter_step(
             slots, starts, inputs.page_at, inputs.page, tables.tokens, tables.pages, page_size=self._page_size, used=used
         )
-        step = self._make_batch(entry, starts, self._rows[:batch], self._page_size, key.context, inputs.n_valid)
+        more = {} if self._places is None else {"tier": self._tier(inputs, entry, key, self._places)}
+        step = self._make_batch(entry, starts, self._rows[:batch], self._page_size, key.context, inputs.n_valid, **more)
         hidden, _ = self._model(self._model.embed(entry.ids), step, self._cache, None)
         logits = self._model.logits(hidden)
         with part("sampling"):
             ops.leave_step(greedy(logits), slots, starts, tables.tokens, lanes.tokens, lanes.counter)
         return hidden.contiguous(), logits.contiguous()
+
+    def _size(self, batch: int) -> int:
+        return block_size(batch, self._layout.moves(batch))
+
+    def _tier(self, inputs: StepInputs, entry: StepEntry, key: GraphKey, places: TierPlaces) -> TierStep:
+        """Change the tier tables, then look up where the rows' pages are."""
+        tables, changes = places.tables, (inputs.place_at, inputs.place, inputs.moving_at, inputs.moving)
+        self._edges.put_places(*changes, places.flat, tables.moving, tables.stamp, advance=key.offloaded)
+        size = self._page_size
+        return tables.step(entry.page_table, inputs.slots, page_size=size, offloaded=key.offloaded, positions=inputs.starts)
 
     def run(self, plan: StepPlan, key: GraphKey, rows: SampleRows | None) -> DecodeOutputs:
         """Replay the step; ``rows`` say what sampling after the graph does, None where the highest logits are all that is wanted."""

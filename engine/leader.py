@@ -14,11 +14,12 @@ from ..parallel.mailbox import Mailbox
 from .codec import encode_plan
 from .graph_key import decode_context
 from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, Refusal, decode_commands, encode_commands
+from .pending import PendingResult
 from .plan import I32, StepPlan
 from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
 from .request import FinishReason, Request, RequestState
 from .results import HEAD_COLUMNS, StepResult, Wanted
-from .runner import PendingResult, Runner
+from .runner import Runner
 from .scheduling.scheduler import Scheduler
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
@@ -98,6 +99,7 @@ class Leader:
         if self._solo:
             plan.dp_tokens = np.array([plan.n_tokens], dtype=np.int32)
             plan.dp_context = np.array([decode_context(plan)], dtype=np.int32)
+            plan.dp_offloaded = np.array([plan.offloaded], dtype=np.int32)
             done = not more and not outbox and not self.scheduler.has_work
         else:
             try:
@@ -127,8 +129,8 @@ class Leader:
         news = encode_commands(commands) if front and commands else b""
         events = b"" if front or not outbox else json.dumps(to_wire(outbox)).encode()
         unfinished = [int(self.scheduler.has_work), len(news), len(events), int(more or bool(outbox and front))]
-        table = leaders.gather_ints([plan.n_tokens, decode_context(plan), *unfinished])
-        plan.dp_tokens, plan.dp_context = table[:, 0].astype(np.int32), table[:, 1].astype(np.int32)
+        table = leaders.gather_ints([plan.n_tokens, decode_context(plan), *unfinished, int(plan.offloaded)])
+        plan.dp_tokens, plan.dp_context, plan.dp_offloaded = (table[:, i].astype(np.int32) for i in (0, 1, 6))
         if table[0, 3]:
             for command in decode_commands(leaders.broadcast_bytes(news if front else None, 0)):
                 self.take(command)
@@ -139,7 +141,7 @@ class Leader:
                     collected = collected + from_wire(json.loads(leaders.recv_bytes(index)))
                 elif leaders.index == index:
                     leaders.send_bytes(events, 0)
-        return collected, not table[:, 2:].any()
+        return collected, not table[:, 2:6].any()
 
     def _launch(self, plan: StepPlan) -> None:
         """Run the plan on every rank of the replica, unless no replica has anything to run."""
@@ -151,6 +153,7 @@ class Leader:
             plan.freed_pages = np.concatenate([self._carried, plan.freed_pages])
             self._carried = np.zeros(0, dtype=np.int32)
         if self.grid.replica.size > 1:
+            self.runner.before_sharing(plan)
             self.plans.post(PLAN + encode_plan(plan))
         pending = self.runner.execute(plan)
         owners = self.scheduler.requests_of(plan.step) if pending.wanted.top >= 0 else []
@@ -221,4 +224,8 @@ class Leader:
 
     def stats(self) -> dict[str, Any]:
         """Counters of the scheduler, for reports."""
-        return dict(vars(self.scheduler.stats))
+        found = dict(vars(self.scheduler.stats))
+        tier = self.scheduler.tier
+        if tier is not None:
+            found["tier"] = tier.stats()
+        return found

@@ -61,10 +61,11 @@ def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int
             )
         return config.max_total_tokens // page
     useful = config.max_num_seqs * -(-max_model_len // page)
-    fits = available // (bytes_per_token * page)
+    fits = available // (bytes_per_token * page) - 1  # one more is the dummy
     if fits < 1:
         raise ValueError(
-            f"no KV page fits: one page of {page} tokens takes {bytes_per_token * page} bytes, {available} bytes are free; "
+            f"no KV page fits: one page of {page} tokens takes {bytes_per_token * page} bytes, as does one for padding, "
+            f"{available} bytes are free; "
             "use more ranks, a smaller page_size or a narrower kv_cache_dtype; on a GPU raise gpu_memory_utilization, "
             f"on CPUs free host memory, of which ranks take {CPU_SHARE:.0%}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,9 @@ FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency
 INT_COLUMNS = ("slot", "length", "prompt_len", "top_k", "seed", "logprobs", "prompt_logprobs")
 
 
+@cache
 def _empty(shape: tuple[int, ...], dtype: type) -> NDArray:  # type: ignore[type-arg]
+    """An array without elements; all plans share it."""
     return np.zeros(shape, dtype=dtype)
 
 
@@ -35,14 +38,26 @@ class StepPlan:
     starts: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [R]
     counts: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [R], at least 1
     samples: NDArray[np.bool_] = field(default_factory=lambda: _empty((0,), np.bool_))  # [R] row ends at its last token: sample the next
-    pages: I32 = field(default_factory=lambda: _empty((0, 3), np.int32))  # [P, 3]: slot, index in its page table, device page
+    pages: I32 = field(default_factory=lambda: _empty((0, 3), np.int32))  # [P, 3]: slot, index in its page table, logical page
     new_ints: I64 = field(default_factory=lambda: _empty((0, len(INT_COLUMNS)), np.int64))  # [N, INT_COLUMNS] requests entering slots
     new_floats: F64 = field(default_factory=lambda: _empty((0, len(FLOAT_COLUMNS)), np.float64))  # [N, FLOAT_COLUMNS]
     new_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [sum of length] their host-known tokens
     new_bans: I64 = field(default_factory=lambda: _empty((0, 3), np.int64))  # [B, 3]: slot, length until which it lasts, token id
     freed_pages: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # pages freed since the last plan; poisoned in debug mode
+    # With offloading; all but ``mirrors`` before the step runs, in this order.
+    vacated: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # device pages that lost their rows; poisoned in debug mode
+    hot_pages: I32 = field(default_factory=lambda: _empty((0, 3), np.int32))  # [H, 3]: slot, index in its lease, device page or -1
+    device_pages: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [D, 2]: logical page, device page or -1
+    host_pages: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [H, 2]: logical page, host page with its rows or -1
+    moving: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [M, 2]: slot, 1: its resident rows go into its hot rows
+    restores: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [R, 2]: host page, device page
+    seeds: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # slots whose hot rows begin with what their last tokens chose
+    mirrors: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [M, 2]: device page, host page; copied after the step
+    absent: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # rows of several tokens whose requests miss pages
+    offloaded: bool = False  # some request of this replica may have an absent page, or has hot rows
     dp_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] tokens of this step on every DP rank, agreed
     dp_context: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] graph_key.decode_context of every DP rank, agreed
+    dp_offloaded: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] ``offloaded`` of every DP rank, agreed
 
     @property
     def n_rows(self) -> int:
@@ -53,6 +68,11 @@ class StepPlan:
     def n_tokens(self) -> int:
         """Tokens computed by this step on this DP rank."""
         return int(self.counts.sum())
+
+    @property
+    def n_moves(self) -> int:
+        """Places of the tier tables that change before the step."""
+        return len(self.hot_pages) + len(self.device_pages) + len(self.host_pages) + len(self.moving)
 
     @property
     def n_samples(self) -> int:

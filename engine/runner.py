@@ -11,13 +11,15 @@ import torch
 
 from ..attention.batch import AttentionBatch
 from ..attention.kv.cache import KVCache
-from ..attention.mla import layer_has_indexer
 from ..parallel.grid import Grid
 from ..parallel.pipeline import Pipe
-from .graph_key import GraphKey, decode_context
+from .eager_batch import eager_batch, shared_width
+from .graph_key import GraphKey
 from .graphs import DecodeGraphs
 from .head import Head, HeadJob, head_job
 from .models.build import Stage
+from .offload.mover import Mover
+from .pending import PendingResult
 from .plan import StepPlan
 from .profile import StepTrace
 from .results import NO_PROMPT_ROWS, StepResult, Wanted, wanted
@@ -27,19 +29,6 @@ from .streams import HostCopy, Streams
 from .tables import DeviceTables
 
 CPU = torch.device("cpu")
-
-
-class PendingResult:
-    """The result of a launched step; ``wait`` gives it to the host."""
-
-    def __init__(self, runner: Runner, step: int, wanted: Wanted) -> None:
-        self.step = step
-        self.wanted = wanted
-        self._runner = runner
-
-    def wait(self) -> StepResult:
-        """The values, once they are on the host."""
-        return self._runner.collect(self)
 
 
 class Runner:
@@ -55,6 +44,7 @@ class Runner:
         dtype: torch.dtype,
         debug: bool,
         graphs: DecodeGraphs | None = None,
+        mover: Mover | None = None,
     ) -> None:
         self.grid = grid
         self.stage = stage
@@ -63,6 +53,7 @@ class Runner:
         self.dtype = dtype
         self.debug = debug
         self.graphs = graphs  # None: every step runs eagerly
+        self.mover = mover  # None: all pages stay on the device
         self.stats = RunnerStats()
         self.pipe = Pipe(grid.world)
         self.head = Head(stage.model, tables)
@@ -95,7 +86,10 @@ class Runner:
         self._absorb(plan.step - self.grid.spec.pp)
         key = self.graphs.key(plan) if self.graphs is not None and self.stage.capturable else None
         with self._traced(plan, key):
-            self.tables.apply(plan, pages=key is None or not self._fits(plan, key))
+            apart = key is None or not self._fits(plan, key)  # pages and moves are applied before the step, not by its graph
+            if self.mover is not None:
+                self.mover.before(plan, tables=apart)
+            self.tables.apply(plan, pages=apart)
             if self.debug and len(plan.freed_pages):
                 self.cache.poison(plan.freed_pages)
             start = time.monotonic()
@@ -104,8 +98,17 @@ class Runner:
                 start = self._run(plan, want)
             else:
                 want = self._replay(plan, key)
+            if self.mover is not None:
+                self.mover.after(plan)
         self.stats.count(plan, start, from_graph=key is not None)
-        return PendingResult(self, plan.step, want)
+        return PendingResult(self.collect, plan.step, want)
+
+    def before_sharing(self, plan: StepPlan) -> None:
+        """Leader: what ``plan`` relies on is there for the other ranks, which get it now."""
+        if self.mover is not None and self.mover.shared and plan.n_moves:
+            world = self.grid.world
+            with self.grid.progress.waiting(world.name, "copies to the host pool", world.ranks):
+                self.mover.settle(plan.step)
 
     def _traced(self, plan: StepPlan, key: GraphKey | None) -> AbstractContextManager[None]:
         return nullcontext() if self.trace is None else self.trace.step(plan, key)
@@ -138,22 +141,15 @@ class Runner:
         job = head_job(plan, want, self.tables) if last else None
         arrays = {"slots": plan.slots.astype(np.int64), "starts": plan.starts.astype(np.int64)}
         found = self.staging.upload(arrays if job is None else arrays | job.arrays(plan))
-        batch = self._batch(plan, found)
+        batch = eager_batch(
+            plan, found["slots"], found["starts"], tables=self.tables, page_size=self.cache.page_size, static=self.stage.capturable,
+            mover=self.mover,
+        )  # fmt: skip
         x, topk = self._enter(plan, batch, found["slots"])
         start = time.monotonic()
         x, topk = self.stage.model(x, batch, self.cache, topk)
         self._leave(plan, want, batch, x, topk, job, found)
         return start
-
-    def _batch(self, plan: StepPlan, found: dict[str, torch.Tensor]) -> AttentionBatch:
-        """What attention sees of the plan. Decode rows need no arithmetic on the host where the model takes static batches."""
-        pages = self.tables.pages[found["slots"]]
-        longest = decode_context(plan)
-        if self.stage.capturable and longest > 0:
-            rows = torch.arange(plan.n_rows, device=self.grid.device)
-            bound = min(1 << (longest - 1).bit_length(), pages.shape[1] * self.cache.page_size)  # few bounds, few kinds of launches
-            return AttentionBatch.static(found["starts"], rows, pages, self.cache.page_size, max_context=bound)
-        return AttentionBatch.build(plan.starts, plan.counts, pages, self.cache.page_size, self.grid.device)
 
     def _enter(self, plan: StepPlan, batch: AttentionBatch, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Input of this stage: embedded tokens, or what the stage before sends."""
@@ -166,18 +162,9 @@ class Runner:
         if plan.n_tokens == 0:
             return torch.empty(0, self.stage.model.config.hidden, dtype=self.dtype, device=self.grid.device), None
         x = self.pipe.recv((plan.n_tokens, self.stage.model.config.hidden), self.dtype, self.grid.prev_rank, self.grid.device)
-        width = self._shared_width(batch, self.stage.layers.start)
+        width = shared_width(self.stage, batch, self.stage.layers.start)
         topk = self.pipe.recv((plan.n_tokens, width), torch.int64, self.grid.prev_rank, self.grid.device) if width else None
         return x, topk
-
-    def _shared_width(self, batch: AttentionBatch, layer: int) -> int:
-        """Keys per token that cross into the stage starting at ``layer``: its first layer may share those of the one before."""
-        config = self.stage.model.config.attention
-        if config.indexer is None or layer_has_indexer(config, layer):
-            return 0
-        if self.stage.model.selection == "dense":  # an evaluation's choice: no layer selects, nothing is sent
-            return 0
-        return config.indexer.topk if batch.max_context > config.indexer.topk else 0
 
     def _leave(
         self,
@@ -197,7 +184,7 @@ class Runner:
             return
         assert grid.next_rank is not None
         self.pipe.send_async(x, grid.next_rank)
-        if self._shared_width(batch, self.stage.layers.stop):
+        if shared_width(self.stage, batch, self.stage.layers.stop):
             assert topk is not None
             self.pipe.send_async(topk, grid.next_rank)
         if grid.is_first_stage and want.anything:

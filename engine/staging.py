@@ -29,11 +29,11 @@ class _Buffer:
 class Staging:
     """Uploads without waiting: a ring of pinned buffers, each rewritten only once its last copy is done.
 
-    With one or two uploads a step and a host that runs one step ahead, ``n_buffers`` of 4 or more are never waited for. On the
+    A step has one or two uploads, up to seven where rows change tiers; twice as many buffers are never waited for. On the
     CPU arrays become tensors that share their memory.
     """
 
-    def __init__(self, streams: Streams, n_buffers: int = 8) -> None:
+    def __init__(self, streams: Streams, n_buffers: int = 16) -> None:
         self.streams = streams
         self.copies = 0  # uploads so far
         # Made at once: the driver stops the device to pin memory.

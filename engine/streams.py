@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import finalize
 
 import torch
 
@@ -29,6 +30,11 @@ class Mark:
         if self._event is not None and self._event.query():  # type: ignore[no-untyped-call]
             self._event = None
         return self._event is None
+
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        """Let ``stream`` wait for it."""
+        if self._event is not None:
+            stream.wait_event(self._event)
 
     def synchronize(self) -> None:
         """Block the host until it is passed; for ``Streams.wait``, which counts."""
@@ -67,7 +73,10 @@ class Streams:
         self.waits = 0
         self._results: torch.cuda.Stream | None = None
         self._capture: torch.cuda.Stream | None = None
+        self._beside: torch.cuda.Stream | None = None  # made when first used
         self._pool: Any = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        finalize(self, _reset, self._graphs)  # at the latest when the process ends: see release_graphs
         if self.cuda:
             self._results = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._capture = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -102,6 +111,29 @@ class Streams:
         x.record_stream(self._results)  # its memory is not given to others before the copy is done
         return HostCopy(self, host, mark)
 
+    def beside(self, body: Callable[[], None], keep: Iterable[torch.Tensor]) -> Mark:
+        """Launch ``body`` beside what the current stream is given from now on, after what it has; where it ends.
+
+        Such bodies run one after the other. ``keep``: tensors they read that nobody else may hold so long.
+        """
+        if not self.cuda:
+            body()
+            return Mark(None)
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            body()
+            mark = self.mark()
+        for x in keep:
+            x.record_stream(self._beside)
+        return mark
+
+    def follow(self, mark: Mark) -> None:
+        """What the current stream is given from now on runs after ``mark``; the host does not wait."""
+        if self.cuda:
+            mark.precede(torch.cuda.current_stream())
+
     def capture(self, body: Callable[[], _T]) -> tuple[Callable[[], None], _T]:
         """Run ``body`` once, then capture it: (replay, what the captured run returned).
 
@@ -130,7 +162,39 @@ class Streams:
         finally:
             if collecting:
                 gc.enable()
+        self._graphs.append(graph)
         return graph.replay, result
+
+    def release_graphs(self) -> None:
+        """Destroy all that was captured; replays raise from now on. One that still runs comes to its end first.
+
+        NCCL counts the graphs that hold a communicator's collectives, and destroying the communicator waits until there are none:
+        this has to come before the process groups are left.
+        """
+        _reset(self._graphs)
+
+
+def _reset(graphs: list[torch.cuda.CUDAGraph]) -> None:
+    while graphs:
+        graphs.pop().reset()
+
+
+class SideStream:
+    """A stream that forks off the current one and joins it again, inside captures too: ``attention.beside.Beside`` on CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """What is launched inside comes after all launched before, and runs beside what is launched later, until ``join``."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What is launched from now on comes after the forked work."""
+        torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class _Span:

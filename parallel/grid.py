@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,7 @@ class Grid:
     node_of: tuple[int, ...]  # node number of every EP rank, from 0
     progress: Progress  # what this rank is doing, for heartbeats; the engine sets progress.step
     watchdog: Watchdog | None = None  # None when alone
+    before_close: list[Callable[[], None]] = field(default_factory=list, repr=False)  # what has to let go of the groups first
     _owns_dist: bool = field(default=False, repr=False)
 
     @property
@@ -115,6 +117,8 @@ class Grid:
         finally:
             if watchdog is not None:
                 watchdog.stop()
+            while self.before_close:
+                self.before_close.pop()()
             for group in (self.tp, self.ep, self.replica, self.leaders, self.world):
                 if group is not None:
                     group.close()

@@ -38,7 +38,7 @@ class Rendezvous:
         return cls(
             rank=rank,
             world_size=world_size,
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            local_world_size=ranks_of_host(world_size),
             host=host,
             port=port,
             attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
@@ -62,3 +62,8 @@ def _connect(host: str, port: int, timeout_s: float, *, serve: bool) -> TCPStore
     if serve:
         _hosted[host, port] = store
     return store
+
+
+def ranks_of_host(world_size: int) -> int:
+    """Ranks of this host: torchrun's LOCAL_WORLD_SIZE, all ``world_size`` of the job where it is not set."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

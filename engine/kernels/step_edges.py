@@ -65,6 +65,19 @@ def step_leave_kernel(found, slots, starts, tokens, token_stride, lanes, lane_st
     tl.store(counter, step + 1)
 
 
+@triton.jit
+def step_places_kernel(at, values, moving_at, moving, flat, flags, stamp, n, ADVANCE: tl.constexpr, WIDTH: tl.constexpr):
+    """Grid (1): changes of the tier tables, and the number of the step."""
+    every = tl.arange(0, WIDTH)
+    real = every < n
+    place = tl.load(at + every, mask=real, other=0)
+    tl.store(flat + place, tl.load(values + every, mask=real, other=0).to(tl.int32), mask=real)
+    slot = tl.load(moving_at + every, mask=real, other=0)
+    tl.store(flags + slot, tl.load(moving + every, mask=real, other=0).to(tl.int8), mask=real)
+    if ADVANCE:
+        tl.store(stamp, tl.load(stamp) + 1)
+
+
 def enter_step(
     slots: torch.Tensor,
     starts: torch.Tensor,
@@ -90,6 +103,22 @@ def enter_step(
         ROWS=triton.next_power_of_2(n), COLUMNS=columns,
     )  # fmt: skip
     return StepEntry(whole[0], table, whole[1], whole[2], limit)
+
+
+def put_places(
+    at: torch.Tensor,
+    values: torch.Tensor,
+    moving_at: torch.Tensor,
+    moving: torch.Tensor,
+    flat: torch.Tensor,
+    flags: torch.Tensor,
+    stamp: torch.Tensor,
+    *,
+    advance: bool,
+) -> None:
+    """See ``step_edges_torch.put_places``. All tensors contiguous, those of changes of one length."""
+    n = len(at)
+    step_places_kernel[(1,)](at, values, moving_at, moving, flat, flags, stamp, n, ADVANCE=advance, WIDTH=triton.next_power_of_2(n))
 
 
 def fetch_inputs(lanes: torch.Tensor, counter: torch.Tensor, block: torch.Tensor) -> None:

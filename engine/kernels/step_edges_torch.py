@@ -48,6 +48,34 @@ def enter_step(
     return StepEntry(tokens[slots, starts].long(), table, first * page_size + starts % page_size, ends, ends.int())
 
 
+def put_places(
+    at: torch.Tensor,
+    values: torch.Tensor,
+    moving_at: torch.Tensor,
+    moving: torch.Tensor,
+    flat: torch.Tensor,
+    flags: torch.Tensor,
+    stamp: torch.Tensor,
+    *,
+    advance: bool,
+) -> None:
+    """Change the tables of pages, in place.
+
+    Args:
+        at: [M] int64, places in ``flat`` that change; one may come several times, with one value.
+        values: [M] int64, what they become.
+        moving_at: [M] int64, places in ``flags`` that change.
+        moving: [M] int64, 0 or 1.
+        flat: int32 [n].
+        flags: int8 [S].
+        stamp: int32 [1], rises by one if ``advance``.
+    """
+    flat.scatter_(0, at, values.int())
+    flags.scatter_(0, moving_at, moving.to(torch.int8))
+    if advance:
+        stamp += 1
+
+
 def fetch_inputs(lanes: torch.Tensor, counter: torch.Tensor, block: torch.Tensor) -> None:
     """Fill ``block`` [n] int64 from the beginning of a row of ``lanes`` [K, >= n] int64, pinned: row ``counter`` [1] modulo K."""
     block.copy_(lanes[int(counter) % len(lanes), : len(block)])

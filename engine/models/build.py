@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +15,14 @@ from ...moe.ops import MoEOps
 from ...moe.placement import Placement
 from ...parallel.grid import Grid
 from ...parallel.linear import use_fp8_backend
-from ...parallel.shard import shard_model
+from ...parallel.store import ranks_of_host
 from ..config import EngineConfig
 from ..memory import check_weights
 from ..model_config import ModelConfig
 from ..weights.target import Target
-from .backends import keeps_fp8, narrow, pick_ops
+from .backends import keeps_fp8, pick_ops
 from .deepseek import DeepseekForCausalLM
-from .shards import SHARD_TABLE, stage_layers
+from .skeleton import Place, make_skeleton
 from .targets import materialise, weight_targets
 
 
@@ -47,72 +46,19 @@ class Stage:
         return self.still and self.model.selection == "indexer"
 
 
-def expert_ranks(config: EngineConfig, grid: Grid) -> int:
-    """Ranks the experts are spread over.
-
-    Raises:
-        ValueError: a size other than 1 or all dp x tp ranks.
-    """
-    whole = grid.spec.dp * grid.spec.tp
-    asked = config.expert_parallel_size
-    if asked is not None and asked not in (1, whole):
-        raise ValueError(
-            f"expert_parallel_size {asked} does not fit dp {grid.spec.dp} x tp {grid.spec.tp}; valid sizes: {sorted({1, whole})}"
-        )
-    return whole if asked is None else asked
-
-
-def check_layout(model: ModelConfig, grid: Grid, n_spread: int) -> None:
-    """Refuse a layout that does not divide the model.
-
-    Raises:
-        ValueError: naming the number, the degree, and the valid degrees.
-    """
-    tp = grid.spec.tp
-    wanted = {"num_attention_heads": model.attention.n_heads, "intermediate_size": model.intermediate}
-    if model.moe is not None:
-        if model.moe.n_shared:
-            wanted["shared expert width"] = model.moe.n_shared * model.moe.intermediate
-        if n_spread == 1:
-            wanted["moe_intermediate_size"] = model.moe.intermediate
-    for what, size in wanted.items():
-        if size % tp:
-            valid = [d for d in range(1, min(size, 256) + 1) if size % d == 0]
-            raise ValueError(f"{what} {size} does not divide over tensor_parallel_size {tp}; valid sizes: {valid}")
-
-
 def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dtype: torch.dtype) -> Stage:
     """Make this rank's stage: modules on the meta device, split, materialised, experts connected.
 
     Raises:
         ValueError: the layout does not divide the model.
     """
-    spread = expert_ranks(config, grid)
-    check_layout(model_config, grid, spread)
-    layers = stage_layers(model_config.n_layers, grid.spec.pp, grid.pp_rank)
-    moe = model_config.moe
-    placement, n_slots, inner = None, 0, slice(0, 0)
-    if moe is not None:
-        placement = Placement.identity(n_layers=model_config.n_layers, n_experts=moe.n_experts, n_ranks=spread)
-        n_slots = placement.slots_per_rank
-        part = moe.intermediate if spread > 1 else moe.intermediate // grid.spec.tp
-        first = 0 if spread > 1 else grid.tp_rank * part
-        inner = slice(first, first + part)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            model = DeepseekForCausalLM(model_config, layers, n_slots=n_slots, expert_inner=inner.stop - inner.start)
-            shard_model(model, SHARD_TABLE, grid.tp)
-            if keeps_fp8(config, model_config, grid.device):
-                narrow(model, model_config, inner)
-    finally:
-        torch.set_default_dtype(before)
-    n_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    check_weights(n_bytes, grid.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    place = Place(spec=grid.spec, pp_rank=grid.pp_rank, tp=grid.tp)
+    skeleton = make_skeleton(model_config, config, place, grid.device, dtype)
+    model, placement, spread, moe = skeleton.model, skeleton.placement, skeleton.spread, model_config.moe
+    check_weights(skeleton.n_bytes, grid.device, ranks_of_host(grid.world.size))
     materialise(model, grid.device)
     model.eval()
-    targets = weight_targets(model, placement, ep_rank=grid.ep.index if spread > 1 else 0, inner=inner)
+    targets = weight_targets(model, placement, ep_rank=grid.ep.index if spread > 1 else 0, inner=skeleton.inner)
     load, dispatcher = None, None
     attention_ops, moe_ops = pick_ops(config, model_config, grid.device)
     if moe is not None and placement is not None:
@@ -125,7 +71,7 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
     still = attention_ops is not None and (exchange is None or (moe_ops is not None and exchange.still))
     return Stage(
         model=model,
-        layers=layers,
+        layers=skeleton.layers,
         targets=targets,
         load=load,
         placement=placement,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..offload.stay import Stay
 from ..plan import I32
 from ..request import Request
 from .pool import Pool, known_tokens
@@ -66,14 +67,21 @@ class Admission:
         if need > pool.pages.n_free + pool.cache.n_pages - reserve:
             return None  # not even with all of the prefix tree
         pages, node = self._match(request, tokens)
-        cached = len(pages) * pool.page_size
+        cached, stay = len(pages) * pool.page_size, None
         if need - len(pages) <= pool.available - reserve:
-            pages += pool.grab(pool.count_pages(min(len(tokens), cached + budget)) - len(pages))
+            count = min(len(tokens) - cached, budget)
+            if pool.tier is not None:
+                rank = (request.priority, request.index)
+                stay = pool.tier.enter(slot=pool.slots.first, rank=rank, pages=pages, cached=cached, total=len(tokens), count=count)
+            if stay is not None or pool.tier is None:
+                pages += pool.grab(pool.count_pages(cached + count) - len(pages), stay)
         if len(pages) * pool.page_size == cached:
+            if pool.tier is not None and stay is not None:
+                pool.tier.leave(stay)
             pool.unmatch(pages, node)
             return None
         self._memo = (None, 0, None)
-        return self._seat(request, tokens, pages, node, cached, step)
+        return self._seat(request, tokens, pages, node, cached, step, stay)
 
     def _match(self, request: Request, tokens: I32) -> tuple[list[int], PrefixNode | None]:
         """Held pages from the prefix tree. The last token is always computed: its logits are needed, as all of the
@@ -84,7 +92,9 @@ class Admission:
         usable = 0 if request.params.prompt_logprobs is not None else len(tokens) - 1
         return self._pool.match(tokens[:usable])
 
-    def _seat(self, request: Request, tokens: I32, pages: list[int], node: PrefixNode | None, cached: int, step: int) -> Seat:
+    def _seat(
+        self, request: Request, tokens: I32, pages: list[int], node: PrefixNode | None, cached: int, step: int, stay: Stay | None
+    ) -> Seat:
         params = request.params
         seat = Seat(
             request=request,
@@ -98,6 +108,7 @@ class Admission:
             computed=cached,
             eos_ids=frozenset() if params.ignore_eos else self._eos,
             stop_ids=frozenset(params.stop_ids),
+            stay=stay,
         )
         request.slot, request.pages, request.cached, request.computed = seat.slot, seat.pages, cached, cached
         return seat

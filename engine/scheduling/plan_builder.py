@@ -50,6 +50,11 @@ class PlanBuilder:
             seat.ready_step = self.step + self._config.pp
         (self._decodes if decode else self._prefills).append((seat, start, count, samples))
 
+    def several(self) -> list[tuple[int, bool]]:
+        """Rows of several tokens, and whether each samples."""
+        first = len(self._decodes)
+        return [(first + i, row[3]) for i, row in enumerate(self._prefills) if row[2] > 1]
+
     def rows(self) -> list[Row]:
         """Rows of the plan in order."""
         return self._decodes + self._prefills

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..offload.residency import Residency
+from ..offload.stay import Stay
 from ..plan import I32
 from ..request import Request
 from .page_allocator import PageAllocator
@@ -30,7 +32,8 @@ class Pool:
     per seat that reads it and one for the prefix tree; it is free when the last of them lets go, whatever the order.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, tier: Residency | None = None) -> None:
+        self.tier = tier  # where pages are, with offloading
         self.page_size = config.page_size
         self._pp = config.pp
         self.pages = PageAllocator(config.n_pages)
@@ -58,15 +61,21 @@ class Pool:
 
     # ---- taking
 
-    def grab(self, count: int) -> list[int]:
-        """Up to ``count`` pages, evicting from the prefix tree when the free ones do not do."""
+    def grab(self, count: int, stay: Stay | None) -> list[int]:
+        """Up to ``count`` pages for the end of ``stay``, evicting from the prefix tree when the free ones do not do."""
+        if self.tier is not None:  # nothing is evicted for pages that the device has no room for
+            count = self.tier.room(min(count, self.available))
         while self.pages.n_free < count:
             evicted = self.cache.evict(count - self.pages.n_free)
             if not evicted:
                 break
             self.evictions += len(evicted)
             self._drop(evicted)
-        return self.pages.take(min(count, self.pages.n_free))
+        pages = self.pages.take(min(count, self.pages.n_free))
+        if self.tier is not None:
+            assert stay is not None
+            self.tier.take(stay, pages)
+        return pages
 
     def match(self, tokens: I32) -> tuple[list[int], PrefixNode]:
         """Cached pages of the longest prefix of ``tokens``, held for the caller and protected from eviction."""
@@ -106,6 +115,9 @@ class Pool:
     def release(self, seat: Seat) -> None:
         """Take back what an ended seat holds, as soon as no launched step names it."""
         assert not seat.live
+        if self.tier is not None:
+            assert seat.stay is not None
+            self.tier.leave(seat.stay)
         if seat.last_step > self.completed:
             self._leaving.setdefault(seat.last_step, []).append(seat)
         else:
@@ -133,7 +145,10 @@ class Pool:
         return len(pages)
 
     def _drop(self, pages: Iterable[int]) -> None:
-        self._freed.extend(self.pages.drop(pages))
+        freed = self.pages.drop(pages)
+        if self.tier is not None:
+            self.tier.release(freed)
+        self._freed.extend(freed)
 
     def pop_freed(self) -> list[int]:
         """Pages that became free since the last call (some may be in use again)."""
@@ -158,4 +173,6 @@ class Pool:
         assert total == self.pages.n_pages, f"{self.pages.n_free} free + {len(cached)} cached + {in_use} in use != {self.pages.n_pages}"
         held = [seat.slot for seat in seats]
         assert len(set(held)) == len(held) and not any(map(self.slots.is_free, held)), "a seat's slot is free or shared"
+        if self.tier is not None:
+            self.tier.check([page for page in range(self.pages.n_pages) if self.pages.refs(page)])
         assert self.slots.n_free + len(held) == self.slots.n_slots, "slots are lost"

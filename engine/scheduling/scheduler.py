@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...attention.kv.host.allocator import HostPageAllocator
+from ..offload.residency import Residency
 from ..plan import StepPlan
 from ..request import FinishReason, Request, RequestState
 from .admission import validate
@@ -41,10 +43,12 @@ class Scheduler:
     Not thread safe.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, host_pages: HostPageAllocator | None = None) -> None:
         self.config = config
         self.stats = SchedulerStats()
-        self._pool = Pool(config)
+        assert (config.tier is None) == (host_pages is None)
+        self.tier = None if config.tier is None or host_pages is None else Residency(config.tier, host_pages)
+        self._pool = Pool(config, self.tier)
         self._running = RunningSet()
         self._waiting = WaitingQueue()
         self._stepper = Stepper(config, self._pool, self._running, self._waiting)
@@ -126,6 +130,8 @@ class Scheduler:
         """The next step. Its plan may have no rows: nothing can run, or everything waits for results under way."""
         builder = self._stepper.fill(self._step)
         plan = builder.build(self._pool.pop_freed())
+        if self.tier is not None:
+            self.tier.finish(plan, builder.several())
         rows = builder.rows()
         sampled = [(row[0], row[0].request.generation) for row in rows if row[3]]
         self._flights.push(Flight(step=self._step, seats=[row[0] for row in rows], sampled=sampled))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..offload.tier_limits import TierLimits
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -19,6 +21,7 @@ class SchedulerConfig:
     prefix_caching: bool = True  # keep pages of finished requests for equal prefixes
     eos_token_ids: tuple[int, ...] = ()  # end tokens of the model
     admission_horizon: int = 16  # growth of those who run that a newcomer must leave room for, tokens (a page at least); 0 for none
+    tier: TierLimits | None = None  # with offloading: pools and policy
     seed: int = 0  # seeds requests that bring no seed
 
     def __post_init__(self) -> None:

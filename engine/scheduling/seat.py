@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..offload.stay import Stay
 from ..plan import I32
 from ..request import Request
 from .prefix_node import PrefixNode
@@ -28,6 +29,7 @@ class Seat:
     computed: int  # leading positions whose KV rows have been launched
     eos_ids: frozenset[int]  # end tokens of the model, empty with ignore_eos
     stop_ids: frozenset[int]  # the request's own stop tokens
+    stay: Stay | None = None  # what it holds of the device, with offloading
     ready_step: int = 0  # first step that may decode it again
     last_step: int = -1  # last launched step that names it
     live: bool = True  # False once the stay has ended

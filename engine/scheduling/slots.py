@@ -30,6 +30,11 @@ class SlotPool:
         """True when ``take`` has a slot for step ``step``."""
         return bool(self._free) and self._free[0][1] <= step
 
+    @property
+    def first(self) -> int:
+        """The slot that ``take`` hands out next."""
+        return self._free[0][0]
+
     def take(self, step: int) -> int:
         """Hand out a slot from step ``step`` on."""
         assert self.ready(step), f"no slot for step {step}: {self.n_slots - self.n_free} of {self.n_slots} are taken"

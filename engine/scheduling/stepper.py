@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..offload.stay import Stay
 from ..request import RequestState
 from .admission import Admission
 from .plan_builder import PlanBuilder
@@ -31,6 +32,8 @@ class Stepper:
     def fill(self, step: int) -> PlanBuilder:
         """Everything that step ``step`` does."""
         builder = PlanBuilder(step, self._config)
+        if self._pool.tier is not None:
+            self._pool.tier.begin(step)
         self._short = False
         budget = self._place_running(builder)
         if not self._short:
@@ -79,17 +82,33 @@ class Stepper:
 
     def _fit(self, builder: PlanBuilder, seat: Seat, count: int) -> int:
         """How many of the next ``count`` positions of ``seat`` have pages, after trying to get those that are missing."""
-        pool = self._pool
+        pool, stay = self._pool, seat.stay
+        if stay is not None and (count > 1 or stay.open) and not self._ready(seat, stay, count):
+            return 0
         missing = pool.count_pages(seat.computed + count) - len(seat.pages)
         if missing <= 0:
             return count
-        pages = pool.grab(missing)
+        pages = pool.grab(missing, stay)
         if len(pages) < missing:
             self._short = True
         if not pages and len(seat.pages) * pool.page_size <= seat.computed:
             pages = self._make_room(seat)
         builder.assign(seat, pages)
-        return min(count, len(seat.pages) * pool.page_size - seat.computed)
+        count = min(count, len(seat.pages) * pool.page_size - seat.computed)
+        if count == 1 and pool.tier is not None and stay is not None and pool.tier.stuck(stay):
+            assert not pages
+            return 0
+        return count
+
+    def _ready(self, seat: Seat, stay: Stay, count: int) -> bool:
+        """Whether the device has, or makes, room for what a row of ``seat`` reads; lower ranks may have to go."""
+        tier = self._pool.tier
+        assert tier is not None
+        while not tier.ready(stay, seat.computed, count, seat.total - seat.computed):
+            self._short = True
+            if not self._give_way(seat, on_device=True):
+                return False
+        return True
 
     def _make_room(self, seat: Seat) -> list[int]:
         """One page for ``seat``, which cannot go on without: from lower ranks, or [] when it has to wait.
@@ -97,12 +116,25 @@ class Stepper:
         While ended seats wait for launched steps it is enough to wait for them: each gives back at least a page that
         nobody else reads, so nobody is preempted in vain.
         """
-        while not self._pool.leaving and self._running[-1] is not seat:
-            self.preempt(self._running[-1])
-            if pages := self._pool.grab(1):
+        while self._give_way(seat, on_device=self._pool.available > 0):
+            if pages := self._pool.grab(1, seat.stay):
                 return pages
-        assert self._pool.leaving or len(self._running) > 1, f"request {seat.request.request_id} is alone and finds no page"
         return []
+
+    def _give_way(self, seat: Seat, *, on_device: bool) -> bool:
+        """Preempt the lowest ranked for ``seat``; False when that is ``seat``, or waiting is enough.
+
+        ``on_device``: device pages are what it lacks.
+        """
+        tier, stay = (self._pool.tier, seat.stay) if on_device else (None, None)
+        waits = self._pool.leaving or (tier is not None and stay is not None and tier.coming(stay))
+        if not waits and self._running[-1] is not seat:
+            self.preempt(self._running[-1])
+            return True
+        assert waits or len(self._running) > 1, f"request {seat.request.request_id} is alone and finds no page"
+        if tier is not None and stay is not None:
+            tier.hold_back(stay)
+        return False
 
     def preempt(self, seat: Seat) -> None:
         """Back to waiting. Tokens under way stay valid: they were computed before the pages can change hands."""

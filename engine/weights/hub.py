@@ -10,7 +10,8 @@ EMBEDDED = "tiny"
 #: configurations without weights, for benchmarks with load_format dummy: DeepSeek-V3.2's widths in one dense and three MoE layers
 SHAPES = ("v3.2-slice",)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = ["*.safetensors"]
 
 
 def embedded_model() -> Path:
@@ -38,12 +39,13 @@ def shape_folder(name: str) -> Path:
     return found
 
 
-def resolve_model(name: str, revision: str | None = None) -> Path:
+def resolve_model(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """Folder of a model: ``tiny`` (embedded), one of ``SHAPES``, a folder, or a Hugging Face hub id (downloaded, or found in the cache).
 
     Args:
         name: what the user gave; write ``./tiny`` for a folder of that name.
         revision: branch, tag or commit of a hub model.
+        weights: whether the tensors of a hub model are wanted too.
 
     Raises:
         ValueError: empty, no such folder, or the hub has no such model, cannot be reached, or refuses.
@@ -62,14 +64,14 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if not _HUB_ID.fullmatch(name):
         choices = f"give a folder, a Hugging Face hub id, or '{EMBEDDED}' for the embedded model"
         raise ValueError(f"model folder {name!r} does not exist; {choices}")
-    return _download(name, revision)
+    return _download(name, revision, _FILES + _WEIGHTS if weights else _FILES)
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:  # the hub's many kinds of failure have one meaning here
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ValueError(

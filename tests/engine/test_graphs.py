@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from rorqual.attention.batch import AttentionBatch
+from rorqual.attention.kv.hot import HotShape, allocate_tables
 from rorqual.engine import assembly, tables
 from rorqual.engine.config import EngineConfig, check_config
 from rorqual.engine.graph_key import NOT_DECODE, GraphKey, choose_graph, context_classes, decode_context, graph_sizes
 from rorqual.engine.graphs import DecodeGraphs
 from rorqual.engine.lanes import Lanes
 from rorqual.engine.models.build import Stage
+from rorqual.engine.offload.tier_places import TierPlaces
 from rorqual.engine.plan import StepPlan
 from rorqual.engine.sampling.sample_rows import SampleRows
 from rorqual.engine.step_inputs import InputLayout, StepInputs, block_size
@@ -85,6 +87,49 @@ def test_what_a_replica_says_of_its_plan():
 def test_the_rule(tokens, contexts, expected):
     key = choose_graph(i32(*tokens), i32(*contexts), (1, 2, 4, 8), (16, 64))
     assert key == (None if expected is None else GraphKey(batch=expected[0], context=expected[1]))
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "contexts", "expected"),
+    [
+        ([0], [60], GraphKey(batch=4, context=64)),
+        ([1], [60], GraphKey(batch=4, context=64, offloaded=True)),
+        ([1], [16], GraphKey(batch=4, context=16)),  # every key is read, so every page is on the device
+        ([0, 1], [60, 3], GraphKey(batch=4, context=64, offloaded=True)),  # replicas capture and replay alike
+        ([0, 1], [0, 60], GraphKey(batch=4, context=64, offloaded=True)),
+    ],
+)
+def test_the_rule_with_offloading(offloaded, contexts, expected):
+    tokens = i32(*[3] * len(contexts))
+    assert choose_graph(tokens, i32(*contexts), (1, 2, 4, 8), (16, 64), i32(*offloaded), dense=16) == expected
+
+
+def test_the_block_of_moves():
+    tables = allocate_tables(
+        HotShape(
+            n_slots=3, n_layers=1, lease_pages=2, page_size=4, n_logical_pages=10, max_requests=3, max_context=20, chosen_rows=8
+        ),
+        "cpu", dummy_device_page=6,
+    )  # fmt: skip
+    places = TierPlaces.of(tables)
+    layout = InputLayout(spare_slot=3, table_width=5, dummy_page=10, places=places)
+    plan = plan_of([30], [1])
+    plan.device_pages, plan.host_pages = np.array([[4, 2], [7, -1]], np.int32), np.array([[7, 5]], np.int32)
+    plan.moving = np.array([[1, 1]], np.int32)
+    assert layout.fits(plan, 2) and layout.moves(2) == 18
+    block = torch.full((block_size(2, 18),), 77)
+    layout.pack(block.numpy(), plan, None, 2)
+    views = StepInputs.views(block, 2, 18)
+    places.put(views.place_at, views.place, views.moving_at, views.moving)
+    assert places.tables.device_page.tolist() == [-1, -1, -1, -1, 2, -1, -1, -1, -1, -1, 6]
+    assert places.tables.host_page.tolist() == [-1] * 7 + [5, -1, -1, -1] and places.tables.moving.tolist() == [0, 1, 0, 0]
+    plan.hot_pages = np.array([[2, 0, 3], [2, 1, 4]], np.int32)
+    assert not layout.fits(plan, 2)  # hot rows are emptied before the graph, too
+    at, values = (torch.from_numpy(x) for x in places.changes(plan))
+    places.put(at, values, views.moving_at, views.moving)
+    assert places.tables.hot_pages.tolist() == [[-1, -1], [-1, -1], [3, 4], [-1, -1]]
+    layout.pack(block.numpy(), plan, None, 2)  # applied apart: the block changes nothing
+    assert set(views.place_at.tolist()) == {places.idle_place} and set(views.moving_at.tolist()) == {3}
 
 
 def test_the_block_of_inputs():

@@ -105,3 +105,18 @@ def test_on_the_cpu_nothing_is_copied_and_nothing_waits():
     target = torch.zeros(5, dtype=torch.int64)
     copy = staging.streams.download(target)
     assert copy.wait() is target and staging.streams.waits == 0 and staging.streams.mark().done
+
+
+def test_captured_graphs_are_destroyed_once_at_the_latest_with_their_streams():
+    class Graph:
+        resets = 0
+
+        def reset(self):
+            self.resets += 1
+
+    first, second, streams = Graph(), Graph(), Streams(torch.device("cpu"))
+    streams._graphs.append(first)
+    streams.release_graphs()
+    streams._graphs.append(second)
+    del streams
+    assert first.resets == second.resets == 1

@@ -183,3 +183,11 @@ def test_the_embedded_model_keeps_its_tokens():
             row = llm.stats()["ranks"][0]
             assert (row["graph_steps"] > 0) == ("enforce_eager" not in args) and row["host_waits"] <= row["steps"]
     assert found[0] == found[1]
+
+
+def test_released_graphs_are_not_replayed():
+    engine = StubEngine("cuda", sizes=(2,))
+    engine.tokens(prompts(2), greedy(4))
+    engine.streams.release_graphs()
+    with pytest.raises(RuntimeError, match="capture"):
+        engine.tokens(prompts(2), greedy(4))

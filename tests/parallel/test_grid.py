@@ -124,3 +124,21 @@ def test_rank_zero_hosts_the_store_without_an_agent() -> None:
     env = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
     assert run_ranks(_hosting_own_store, 2, env=env) == [2.0, 2.0]
     assert "RANK" not in os.environ
+
+
+def _closing() -> list[object]:
+    grid = Grid.create(GridSpec(dp=2), CPU, 20.0)
+    seen: list[object] = []
+    grid.before_close.append(lambda: seen.append(grid.world.gather_ints([grid.rank])[:, 0].tolist()))
+    grid.close()
+    grid.close()
+    return seen
+
+
+def test_what_holds_on_to_groups_is_released_before_they_close() -> None:
+    assert run_ranks(_closing, 2) == [[[0, 1]], [[0, 1]]]
+    single, seen = Grid.single(CPU), []
+    single.before_close.append(lambda: seen.append(1))
+    single.close()
+    single.close()
+    assert seen == [1]

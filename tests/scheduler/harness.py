@@ -131,11 +131,13 @@ class Loop:
     keep_plans: bool = True
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config)
-        self.device = FakeDevice(self.config)
+        self.scheduler, self.device = self.make()
         self.under_way: deque[tuple[StepPlan, bool]] = deque()
         self._carried = np.zeros(0, dtype=np.int32)
         self._sampled_at: dict[int, int] = {}
+
+    def make(self) -> tuple[Scheduler, FakeDevice]:
+        return Scheduler(self.config), FakeDevice(self.config)
 
     def tick(self) -> StepPlan:
         plan = self.scheduler.schedule()

@@ -72,7 +72,7 @@ def scripts(draw):
     return Script(config, arrivals, draw(st.booleans()), draw(st.booleans()), flushes)
 
 
-def play(script):
+def play(script, make_loop=Loop):
     """Run the script; rules are checked at every step, rule 9 at every step and at every idle point."""
     cuts = {a.request.request_id: a.cut_at for a in script.arrivals}
 
@@ -80,7 +80,7 @@ def play(script):
         if len(request.output_ids) == cuts[request.request_id]:
             scheduler.finish(request, FinishReason.STOP, "cut", keep_tokens=cuts[request.request_id] - 1)
 
-    loop = Loop(script.config, launch_empty=script.launch_empty, hurry=script.hurry, on_token=on_token, keep_plans=False)
+    loop = make_loop(script.config, launch_empty=script.launch_empty, hurry=script.hurry, on_token=on_token, keep_plans=False)
     last = max([a.tick for a in script.arrivals] + [a.abort_at or 0 for a in script.arrivals])
     work = sum(len(a.request.prompt_ids) + a.request.params.max_tokens for a in script.arrivals)
     tick = 0

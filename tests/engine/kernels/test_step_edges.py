@@ -75,6 +75,25 @@ def test_fetch_is_its_twins(size):
         assert block[:size].tolist() == list(range(700, 700 + size)) and bool((block[size:] == -1).all())
 
 
+@pytest.mark.parametrize("n", [1, 17, 300])
+@pytest.mark.parametrize("advance", [True, False])
+def test_changes_of_places_are_their_twins(n, advance):
+    g = torch.Generator().manual_seed(n)
+    at, moving_at = torch.randperm(1000, generator=g)[:n], torch.randperm(400, generator=g)[:n]
+    at[n // 2 :], moving_at[n // 3 :] = 999, 399  # padding names one place again and again
+    values = torch.where(at == 999, -1, torch.arange(n) - 1)
+    moving = torch.where(moving_at == 399, 0, torch.arange(n) % 2)
+    changes = [x.to(DEVICE) for x in (at, values, moving_at, moving)]
+    results = []
+    for op in (step_edges_torch.put_places, step_edges.put_places):
+        tables = [torch.full((1000,), -5, dtype=torch.int32), torch.zeros(400, dtype=torch.int8), torch.tensor([41], dtype=torch.int32)]
+        tables = [x.to(DEVICE) for x in tables]
+        op(*changes, *tables, advance=advance)
+        results.append(tables)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert results[0][2].item() == 41 + advance
+
+
 def test_compiled_for_sm_90a():
     i64, i32 = "*i64", "*i32"
     entry = {"slots": i64, "starts": i64, "page_at": i64, "page": i64, "tokens": i32, "token_stride": "i32", "pages": i32, "width": "i32"}
