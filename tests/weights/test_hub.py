@@ -54,5 +54,12 @@ def test_hub_failures_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> No
 def test_hub_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **kwargs: str(tmp_path))
-    assert resolve_model("org/name") == tmp_path
+    asked: list[list[str]] = []
+
+    def download(name: str, *, allow_patterns: list[str], revision: None) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("org/name") == resolve_model("org/name", weights=False) == tmp_path
+    assert "*.safetensors" in asked[0] and "*.safetensors" not in asked[1] and "*.json" in asked[1]
