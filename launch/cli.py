@@ -17,10 +17,15 @@ from .flags import Parser
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": (".generate", "Complete prompts; under torchrun over several ranks."),
     "inspect": (".inspect_command", "Architecture, parameters, bytes and memory per rank of a checkpoint."),
+    "plan": (".plan_command", "Memory, largest batch and load of the link on machines that need not be there."),
     "doctor": (".doctor", "Versions, devices, and which backends are usable, or why not."),
     "bench throughput": (".bench.throughput", "Offline throughput, with vLLM's flags and JSON keys."),
     "bench latency": (".bench.latency", "Latency of one batch, and where a decode step's time goes."),
     "bench kernels": (".bench.kernels_command", "Every CUDA kernel against its floor and its peers."),
+    "bench kv link": (".bench.kv.link_command", "Rows fetched from host memory, by number, size, pool and order, against the link."),
+    "bench kv policy": (".bench.kv.policy_command", "What replacement policies of the hot buffer miss; needs no GPU."),
+    "bench kv rig": (".bench.kv.rig_command", "Attention of 61 layers with most rows in host memory, against all on the device."),
+    "bench kv sac": (".bench.kv.sac_command", "Serving from cached prefixes: rows on demand, the whole prefix first, all on the device."),
     "bench tune": (".bench.tune_command", "Measure and store the kernels' launch settings for this GPU."),
     "bench report": (".bench.report", "Result files as tables."),
 }
@@ -47,12 +52,13 @@ def pick_command(words: Sequence[str]) -> tuple[str, list[str]]:
         ValueError: no such command; the known are listed.
     """
     inner = [name for name in COMMANDS if name.split()[0] == words[0] and name != words[0]]
-    for size in (1, 2):
+    for size in (1, 2, 3):
         name = " ".join(words[:size])
         if name in COMMANDS and len(words) >= size:
             return name, list(words[size:])
     if inner:
-        asked = f"unknown command {' '.join(words[:2])!r}" if len(words) > 1 else f"{words[0]!r} needs the name of what to run"
+        depth = 3 if any(name.startswith(" ".join(words[:2]) + " ") for name in COMMANDS) else 2
+        asked = f"unknown command {' '.join(words[:depth])!r}" if len(words) > 1 else f"{words[0]!r} needs the name of what to run"
         raise ValueError(f"{asked}; known are: {', '.join(inner)}")
     raise ValueError(f"unknown command {words[0]!r}; known are: {', '.join(COMMANDS)}")
 
@@ -81,8 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         return 0
-    if len(words) == 2 and words[1] in ("-h", "--help") and any(name.startswith(words[0] + " ") for name in COMMANDS):
-        print(overview(words[0] + " "))
+    group = " ".join(words[:-1]) + " "
+    if words[-1] in ("-h", "--help") and any(name.startswith(group) for name in COMMANDS):
+        print(overview(group))
         return 0
     if words[0] == "--version":
         print(__version__)

@@ -35,7 +35,7 @@ def run_inspect(
     Raises:
         ValueError: no such model, a config that is not understood, or a layout that does not fit it.
     """
-    config = parse_model_config(resolve_model(model))
+    config = parse_model_config(resolve_model(model, weights=False))
     found = describe(config, tp=tp, dp=dp, pp=pp, ep=ep, page_size=page_size, kv_dtype=kv_cache_dtype)
     return json.dumps(found, indent=2) if as_json else render(found)
 

@@ -1,0 +1,56 @@
+"""Result files and printed lines that the benchmarks of this package share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...doctor import versions
+from ...flags import Parser
+from ...generate import check_writable
+from ..results import Results, Row, check_folder, today, write_results
+
+
+def add_output_flags(parser: Parser) -> None:
+    """Where the figures go."""
+    parser.add_argument("--output-json", metavar="FILE", help="Write the rows to this file.")
+    parser.add_argument("--results-dir", metavar="DIR", help="Also write a result file into this folder.")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuse places that cannot be written, before anything is measured.
+
+    Raises:
+        ValueError: what cannot be written, and why.
+    """
+    check_writable(args.output_json, "--output-json")
+    check_folder(args.results_dir)
+
+
+def write(bench: str, device: str, rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """Write what ``args`` asks for."""
+    command = shlex.join(["rorqual", *_without_places(sys.argv[1:])])
+    results = Results(bench=bench, command=command, date=today(), device=device, versions=versions(), rows=tuple(rows))
+    if args.output_json:
+        Path(args.output_json).write_text(json.dumps(results.to_dict(), indent=1) + "\n", encoding="utf-8")
+    if args.results_dir:
+        print(f"wrote {write_results(results, Path(args.results_dir))}")
+
+
+def _without_places(words: Sequence[str]) -> list[str]:
+    """A command line without where its figures go."""
+    places = ("--output-json", "--results-dir", "--plot", "--save-recorded")
+    before = ["", *words][: len(words)]
+    return [word for last, word in zip(before, words, strict=True) if last not in places and word.partition("=")[0] not in places]
+
+
+def show(row: Row) -> str:
+    """One printed line: the figure, its settings, its target."""
+    params = " ".join(f"{name}={value}" for name, value in row.params.items())
+    aim = "" if row.target is None else f"  target {row.target:g} {'met' if row.met else 'NOT met'}"
+    peers = "  ".join(f"{name} {value:.4g}" for name, value in row.peers.items())
+    return f"{row.name:52s} {row.value:10.4g} {row.unit:8s}{aim}  {peers}  {params}".rstrip()
