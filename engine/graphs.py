@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ..attention.kv.tier import TierStep
+from ..parallel.backends import kernels_or_twin
 from .graph_batch import decode_batch
 from .graph_key import GraphKey, choose_graph
 from .kernels.step_edges_torch import StepEntry
@@ -215,8 +214,7 @@ class DecodeGraphs:
 
 def _edges(streams: Streams) -> Any:
     """The module with the two ends of a step: kernels on CUDA where Triton is installed."""
-    triton = streams.cuda and find_spec("triton") is not None
-    return import_module(".kernels.step_edges" + ("" if triton else "_torch"), __package__)
+    return kernels_or_twin(".kernels.step_edges", __package__, cuda=streams.cuda)
 
 
 def _span(sizes: Sequence[int]) -> str:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def kernels_or_twin(module: str, package: str | None, *, cuda: bool) -> Any:
+    """The ``module`` of Triton kernels in ``package`` on CUDA where Triton is installed, else its plain twin, ``<module>_torch``."""
+    return import_module(module + ("" if cuda and find_spec("triton") is not None else "_torch"), package)
 
 
 @contextmanager

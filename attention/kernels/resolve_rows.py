@@ -49,37 +49,12 @@ def resolve_rows(
     policy: Policy = "lru",
     plan: ResolvePlan | None = None,
 ) -> Resolved:
-    """Find every chosen row in a page on the device or in the request's hot buffer; give the missing ones a hot row.
+    """``resolve_rows_torch.resolve_rows`` as a kernel: the same results.
 
-    The ``q`` rows of positions of a request are resolved together: a position that several of them miss is fetched once, and
-    no hot row that this step uses gives way. A page that is on the device is read there, unless its request is moving and the
-    page has a finished host copy: then its rows go into the hot buffer too, from the device. Victims are the leased hot rows
-    that hold nothing, then those with the lowest key, the lowest hot row first among equals. The key is the stamp ("lru"), or
-    the score that this step gives the position, in ``LEVELS`` levels ("score"). The n-th missing position, ascending,
-    takes the n-th victim, in order of hot rows.
-
-    Args:
-        positions: int32 [R * q, k], contiguous; ascending, -1 for none; -1 anywhere and repeated positions are tolerated.
-        latent_table: int32 [R, P], device page of each page of a request, -1 absent.
-        host_table: int32 [R, P], host page, -1 for one without a finished copy.
-        moving: int8 or bool [R].
-        slots: int64 [R], request slots, no two equal among the requests that exist.
-        hot_pages: int32 [S + 1, H], device pages leased to a slot, -1 none; hot row b is row b % page_size of page b // page_size.
-        hot_positions: int32 [S + 1, H * page_size], position that a hot row holds, -1 nothing. Updated.
-        hot_stamps: int32 [S + 1, H * page_size], last step that used a hot row. Updated.
-        stamp: int32 [1], number of this step, higher than in any earlier call for the layer.
-        scratch: int32, any content. Used in long contexts, where it should have ``scratch_words``; else memory is allocated.
-        counters: int64 [len(TierCounter)], added to. A position that repeats a missing one counts as a hit.
-        page_size: rows a page.
-        row_bytes: bytes of a row, for the counter.
-        n_valid: int32 [1], rows of ``positions`` that exist, the later ones are padding; None: all.
-        scores: fp32 [R * q, >= any position + 1], index scores of this step; ``policy`` "score" reads the last row of each request.
-        policy: one of ``POLICIES``.
+    Args: those of the plain version, with
+        positions: contiguous.
+        scratch: used in long contexts, where it should have ``scratch_words``; else memory is allocated.
         plan: launch settings; ``plan_for`` the shape by default.
-
-    A hot row of a page on the device that is not moving is left alone. A position in no page on the device and in no finished host
-    page, or one for which no hot row is left, is a fault: it counts as unwritten and its row is -1. That no hot row is left cannot
-    happen where a lease has at least ``q * k`` rows.
 
     Raises:
         ValueError: an unknown policy, or "score" without scores.

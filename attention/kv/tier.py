@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from ...parallel.backends import kernels_or_twin
 
 NOWHERE = -1  # a page or row that is not there
 
@@ -131,4 +131,4 @@ class TierStep:
 @lru_cache(maxsize=2)
 def _kernels(cuda: bool) -> Any:
     """The module with ``page_places``: a kernel on CUDA where Triton is installed."""
-    return import_module("..kernels.page_places" + ("" if cuda and find_spec("triton") else "_torch"), __package__)
+    return kernels_or_twin("..kernels.page_places", __package__, cuda=cuda)

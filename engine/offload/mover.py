@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +11,7 @@ from ...attention.kernels.mirror_pages_torch import PoolPairs, pool_pairs
 from ...attention.kv.cache import KVCache
 from ...attention.kv.host.pool import HostPool
 from ...attention.kv.tier import NOWHERE, HostRows, TierStep
+from ...parallel.backends import kernels_or_twin
 from ..plan import StepPlan
 from ..staging import Staging
 from ..streams import Mark
@@ -46,8 +44,7 @@ class Mover:
         self._leased = np.zeros(self.places.spare_slot + 1, dtype=np.bool_)  # by slot
         hosts: list[HostRows] = [layer.tier.host for layer in cache.layers if layer.tier is not None]
         self._pairs: PoolPairs = pool_pairs([layer.latent.bytes for layer in cache.layers], hosts)
-        triton = cache.device.type == "cuda" and find_spec("triton") is not None
-        self._ops: Any = import_module("...attention.kernels.mirror_pages" + ("" if triton else "_torch"), __package__)
+        self._ops = kernels_or_twin("...attention.kernels.mirror_pages", __package__, cuda=cache.device.type == "cuda")
         if debug:
             for host in hosts:  # not all of the pool: the other ranks that share it may be at work
                 host.bytes.fill_(_POISON)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rorqual import LLM, SamplingParams
 from tests.checkpoints import checkpoint
 from tests.engine.parity import ragged_prompts
+from tests.engine.random_calls import check_random_call
 
 PROMPTS = ragged_prompts(12, longest=70)
 N_TOKENS = 10
@@ -47,28 +48,7 @@ def params() -> SamplingParams:
 @settings(max_examples=25, deadline=None)
 def test_random_calls_end_with_the_tokens_of_a_lone_run(overlap, data):
     llm = engine(overlap)
+    check_random_call(data, llm, PROMPTS, params(), alone)
     scheduler = llm.engine.leader.scheduler
-    places = data.draw(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=8))
-    priorities = data.draw(st.lists(st.integers(0, 2), min_size=len(places), max_size=len(places)))
-    doomed = data.draw(st.dictionaries(st.integers(0, len(places) - 1), st.integers(1, N_TOKENS), max_size=3))
-    pushed = data.draw(st.sets(st.integers(0, 40), max_size=6))
-    seen: dict[int, int] = {}
-    outputs = {}
-    for step, chunk in enumerate(llm.generate_stream([PROMPTS[p] for p in places], params(), priority=priorities)):
-        seen[chunk.prompt_index] = seen.get(chunk.prompt_index, 0) + len(chunk.token_ids)
-        if doomed.get(chunk.prompt_index) == seen[chunk.prompt_index] and not chunk.finished:
-            llm.abort(chunk.request_id)
-        if step in pushed:
-            for request in scheduler.running_requests()[:1]:
-                scheduler.preempt(request.request_id)
-        if chunk.output is not None:
-            outputs[chunk.prompt_index] = chunk.output.outputs[0]
-    assert sorted(outputs) == list(range(len(places)))
-    for index, output in outputs.items():
-        expected = alone(places[index])
-        if output.finish_reason == "abort":
-            assert index in doomed and output.token_ids == expected[: len(output.token_ids)]
-        else:
-            assert output.finish_reason == "length" and output.token_ids == expected
     scheduler.check()
     assert scheduler.idle
