@@ -1,4 +1,4 @@
-"""One launch from the projected index key to its cache: LayerNorm, RoPE, Hadamard's transform, FP8 rounding, paged write."""
+"""One launch from the projected index key to its cache: LayerNorm, RoPE, Hadamard's transform, FP8 or FP4 rounding, paged write."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import triton.language as tl
 
 from ...parallel.kernels.tuned import config_for
 from .device import butterfly, halves, in_order, low_half, quotient, rope_factors, rope_partner, swap_neighbours
+from .index_write_fp4 import fp4_words
+from .indexer_logits_torch import is_fp4
 
 
 @triton.jit
@@ -34,9 +36,10 @@ def write_index_kernel(
     INTERLEAVED: tl.constexpr,
     TRANSFORM: tl.constexpr,
     FP8: tl.constexpr,
+    FP4: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """TOKENS tokens a program. BLOCK = 2**(LOW + HIGH) >= D, equal to it for FP8; NORM = D ** -0.5."""
+    """TOKENS tokens a program. BLOCK = 2**(LOW + HIGH) >= D, equal to it for FP8 and FP4; NORM = D ** -0.5."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.load(rows + t, mask=t < n_tokens, other=-1).to(tl.int64)
     live = row >= 0
@@ -66,7 +69,14 @@ def write_index_kernel(
     if TRANSFORM:
         x = in_order(butterfly(low_half(x, TOKENS, LOW, HIGH), HIGH), TOKENS, LOW, HIGH) * NORM
 
-    if FP8:
+    if FP4:
+        words, scales = fp4_words(x, TOKENS, D)
+        page = pool + row // PAGE * (PAGE * (D // 2 + 4))
+        offset = row % PAGE
+        values = (page + offset * (D // 2)).to(tl.pointer_type(tl.int32))
+        tl.store(values[:, None] + tl.arange(0, D // 8)[None, :], words, mask=live[:, None])
+        tl.store((page + PAGE * (D // 2)).to(tl.pointer_type(tl.int32)) + offset, scales, mask=live)
+    elif FP8:
         factor = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 1), 1e-12), 448.0)
         codes = quotient(x, factor[:, None]).to(tl.float8e4nv)
         page = pool + row // PAGE * (PAGE * (D + 4))
@@ -100,21 +110,24 @@ def write_index(
         turn: fp32 [T, R / 2, 2], cos and sin of every pair, contiguous; the FIRST R values are rotated.
         rows: int64 [T], flat cache rows of the pool; a negative one writes nothing, one named twice holds either token (or a mix).
         pool: uint8 [n_pages, page_size * (D + 4)] for FP8, all e4m3 values of a page before its fp32 scales, D a power of two;
-            or bf16 / fp32 [n_rows, D]. Contiguous.
+            uint8 [n_pages, page_size * (D / 2 + 4)] for FP4, all values of a page before its words of scales (``kv/fp4.py``),
+            D a power of two, 32 or more; or bf16 / fp32 [n_rows, D]. Contiguous.
         page_size: rows a page.
         interleaved: RoPE pairs neighbours (GLM); False pairs value i with i + R / 2 (DeepSeek-V3.2).
         rotate: apply the orthonormal Walsh-Hadamard transform, D a power of two.
 
     Raises:
-        ValueError: D is no power of two, but FP8 or the transform needs one.
+        ValueError: D is no power of two, but FP8, FP4 or the transform needs one.
 
     Source: arXiv:2512.02556, section 2.1.
     """
-    width, fp8 = k.shape[1], pool.dtype == torch.uint8
-    if (fp8 or rotate) and width & (width - 1):
-        raise ValueError(f"FP8 index keys and the Hadamard transform need a width that is a power of two, got {width}; use a float cache")
+    width, coded = k.shape[1], pool.dtype == torch.uint8
+    if (coded or rotate) and width & (width - 1):
+        what = "FP8 and FP4 index keys and the Hadamard transform"
+        raise ValueError(f"{what} need a width that is a power of two, got {width}; use a float cache")
     if k.shape[0]:
-        launch(k, weight, bias, eps, turn, rows, pool, page_size, interleaved, rotate, _config(k.shape[0]))
+        config = _config(k.shape[0], is_fp4(pool, page_size, width))
+        launch(k, weight, bias, eps, turn, rows, pool, page_size, interleaved, rotate, config)
 
 
 def launch(
@@ -134,6 +147,7 @@ def launch(
     tokens, width = k.shape
     block = triton.next_power_of_2(width)
     low, high = halves(block)
+    fp4 = is_fp4(pool, page_size, width)
     write_index_kernel[(triton.cdiv(tokens, config["TOKENS"]),)](
         k,
         weight,
@@ -152,14 +166,15 @@ def launch(
         PAGE=page_size,
         INTERLEAVED=interleaved,
         TRANSFORM=rotate,
-        FP8=pool.dtype == torch.uint8,
+        FP8=pool.dtype == torch.uint8 and not fp4,
+        FP4=fp4,
         NORM=width**-0.5,
         **config,
     )
 
 
 @lru_cache(maxsize=4096)
-def _config(tokens: int) -> dict[str, Any]:
+def _config(tokens: int, fp4: bool) -> dict[str, Any]:
     """Tokens and warps a program."""
     default = {"TOKENS": 1, "num_warps": 1} if tokens <= 256 else {"TOKENS": 4, "num_warps": 1}
-    return config_for("write_index", default, tokens=tokens)
+    return config_for("write_index_fp4" if fp4 else "write_index", default, tokens=tokens)

@@ -6,8 +6,10 @@ import torch
 from torch.nn import functional
 
 from ..hadamard import hadamard
+from ..kv import fp4
 from ..kv.layout import quantise
 from ..rope import rotate
+from .indexer_logits_torch import is_fp4
 
 
 def write_index(
@@ -30,8 +32,14 @@ def write_index(
     if pool.dtype != torch.uint8:
         pool.index_copy_(0, rows, values.to(pool.dtype))
         return
-    codes, scales = quantise(values, width)
     page, offset = rows // page_size, rows % page_size
+    if is_fp4(pool, page_size, width):
+        half = page_size * width // 2
+        codes, words = fp4.quantise(values)
+        pool[:, :half].unflatten(1, (page_size, width // 2))[page, offset] = codes
+        pool[:, half:].view(torch.int32)[page, offset] = words
+        return
+    codes, scales = quantise(values, width)
     pool[:, : page_size * width].unflatten(1, (page_size, width))[page, offset] = codes
     pool[:, page_size * width :].view(torch.float32)[page, offset] = scales[:, 0]
 

@@ -9,7 +9,7 @@ import torch
 from ...parallel.kernels.tuned import config_for
 from . import indexer_logits_paged
 from .indexer_logits_schedule import Config, default_config, kind
-from .indexer_logits_torch import check
+from .indexer_logits_torch import check, is_fp4
 
 
 def indexer_logits(
@@ -29,7 +29,7 @@ def indexer_logits(
 ) -> torch.Tensor:
     """As ``indexer_logits_torch.indexer_logits``, same arguments and results; fp32 accumulation, bit-equal from run to run.
 
-    FP8 keys in pages of 64 with 128 values and 32 or 64 heads take the Hopper kernel on a Hopper GPU, all else the portable one.
+    FP8 and FP4 keys in pages of 64 with 128 values and 32 or 64 heads take the Hopper kernel on a Hopper GPU, all else the portable one.
     A token's logits do not depend on the other tokens of the batch. ``config`` overrides the launch settings (tuning only).
     """
     check(q, weights, pool, page_table, token_row, limit, page_size, max_context, max_query, out, start)
@@ -42,8 +42,9 @@ def indexer_logits(
         from . import indexer_logits_hopper_launch
 
         if config is None:
-            heads = q.shape[1]
-            config = config_for("indexer_logits", default_config(heads, max_query), tokens=len(q), kind=kind(heads, max_query))
+            heads, fp4 = q.shape[1], is_fp4(pool, page_size, q.shape[2])
+            name = "indexer_logits_fp4" if fp4 else "indexer_logits"
+            config = config_for(name, default_config(heads, max_query, fp4=fp4), tokens=len(q), kind=kind(heads, max_query))
         indexer_logits_hopper_launch.launch(q, weights, pool, page_table, token_row, limit, start, out, max_query, config)
     else:
         indexer_logits_paged.launch(q, weights, pool, page_table, token_row, limit, start, out, page_size, max_context)

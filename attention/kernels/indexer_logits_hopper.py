@@ -1,8 +1,9 @@
-"""The lightning indexer's logits over FP8 keys in pages of 64, for Hopper: TMA, wgmma and specialised warps.
+"""The lightning indexer's logits over FP8 or FP4 keys in pages of 64, for Hopper: TMA, wgmma and specialised warps.
 
 A persistent grid shares out all the pages of a step evenly. One warp fetches keys (a ring of page buffers) and queries; one to
 three warpgroups multiply and reduce. Keys are the rows of the product, heads its columns, so that the sum over heads stays within
-four lanes. Several warpgroups share a page (each has other queries) or take turns (each has other pages).
+four lanes. Several warpgroups share a page (each has other queries) or take turns (each has other pages). FP4 keys are unpacked
+to e4m3 in the registers of each warpgroup that multiplies them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from .indexer_logits_units import PAGE, place, share_of_few, share_of_many, unit_at
+from .indexer_logits_unpack import key_scale, tables, unpack
 
 WIDTH = gl.constexpr(128)
-PAGE_BYTES = gl.constexpr(64 * 132)
+FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -29,6 +31,8 @@ def _produce(
     STAGES: gl.constexpr = k_mem.shape[0]
     SLOTS: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = q_mem.shape[0] // SLOTS
+    KEY_BYTES: gl.constexpr = k_mem.shape[2]
+    SCALES_AT: gl.constexpr = PAGE * KEY_BYTES // 256
     lanes = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     ring = gl.to_tensor(0)
     unit = gl.to_tensor(0)
@@ -51,9 +55,11 @@ def _produce(
                     page = gl.sum(gl.where(lanes == i - base, ids, 0), 0)
                     stage, parity = place(ring + i, STAGES)
                     mbarrier.wait(k_empty.index(stage), parity ^ 1)
-                    mbarrier.expect(k_full.index(stage), PAGE_BYTES)
-                    tma.async_copy_global_to_shared(keys, [page * 66, 0], k_full.index(stage), k_mem.index(stage))
-                    tma.async_copy_global_to_shared(scales, [page * 33 + 32, 0], k_full.index(stage), s_mem.index(stage))
+                    mbarrier.expect(k_full.index(stage), PAGE * (KEY_BYTES + 4))
+                    key_row = page * (PAGE + PAGE * 4 // KEY_BYTES)  # a page ends with the rows that its scales fill
+                    tma.async_copy_global_to_shared(keys, [key_row, 0], k_full.index(stage), k_mem.index(stage))
+                    scale_row = page * (SCALES_AT + 1) + SCALES_AT
+                    tma.async_copy_global_to_shared(scales, [scale_row, 0], k_full.index(stage), s_mem.index(stage))
             ring += take
             left -= take
         skip = 0
@@ -91,6 +97,19 @@ def _over_heads(parts, QB: gl.constexpr, H: gl.constexpr):
 
 
 @gluon.jit
+def _unpacked(memory, number, low, high, PRODUCT: gl.constexpr, RESULT: gl.constexpr):
+    """FP4 keys and scales of a page, in registers; its buffer is free then."""
+    k_mem, s_mem, q_mem, k_full, k_empty, q_full, q_empty = memory
+    stage, parity = place(number, k_mem.shape[0])
+    mbarrier.wait(k_full.index(stage), parity)
+    words = s_mem.index(stage)._reinterpret(gl.int32, [PAGE], FLAT)
+    keys = unpack(k_mem.index(stage), words, low, high, PRODUCT)
+    scale = key_scale(words.load(gl.SliceLayout(1, RESULT)))
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    return keys, scale
+
+
+@gluon.jit
 def _consume(
     give, step, memory, ME: gl.constexpr, KEY_WAYS: gl.constexpr,
     H: gl.constexpr, QB: gl.constexpr, STEP: gl.constexpr, STEP_WIDE: gl.constexpr, HAS_START: gl.constexpr,
@@ -107,14 +126,16 @@ def _consume(
     GROUPS: gl.constexpr = q_mem.shape[0] // SLOTS
     KEY_WAY: gl.constexpr = ME % KEY_WAYS
     GROUP: gl.constexpr = ME // KEY_WAYS
+    FP4: gl.constexpr = k_mem.shape[2] != WIDTH
     N: gl.constexpr = QB * H
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 32])
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     acc = gl.zeros([PAGE, N], gl.float32, layout)
     result: gl.constexpr = _over_heads(acc, QB, H).type.layout
     key = gl.arange(0, PAGE, gl.SliceLayout(1, result))
     query = gl.arange(0, QB, gl.SliceLayout(0, result)) + GROUP * QB
     column = gl.arange(0, N, gl.SliceLayout(0, layout)) + GROUP * N
+    if FP4:
+        low, high = tables()
     ring = gl.to_tensor(0)
     unit = gl.to_tensor(0)
     while left > 0:
@@ -129,12 +150,17 @@ def _consume(
             mbarrier.wait(q_full.index(slot), parity)
             q = q_mem.index(slot * GROUPS + GROUP).permute((1, 0))
             for i in range((KEY_WAY + KEY_WAYS - ring % KEY_WAYS) % KEY_WAYS, take, KEY_WAYS):
-                stage, parity = place(ring + i, STAGES)
-                mbarrier.wait(k_full.index(stage), parity)
-                acc = warpgroup_mma(k_mem.index(stage), q, acc, use_acc=False, is_async=True)
-                scale = s_mem.index(stage)._reinterpret(gl.float32, [PAGE], flat).load(gl.SliceLayout(1, result))
-                acc = warpgroup_mma_wait(0, deps=[acc])
-                mbarrier.arrive(k_empty.index(stage), count=1)
+                if FP4:
+                    keys, scale = _unpacked(memory, ring + i, low, high, layout, result)
+                    acc = warpgroup_mma(keys, q, acc, use_acc=False, is_async=True)
+                    acc = warpgroup_mma_wait(0, deps=[acc])
+                else:
+                    stage, parity = place(ring + i, STAGES)
+                    mbarrier.wait(k_full.index(stage), parity)
+                    acc = warpgroup_mma(k_mem.index(stage), q, acc, use_acc=False, is_async=True)
+                    scale = s_mem.index(stage)._reinterpret(gl.float32, [PAGE], FLAT).load(gl.SliceLayout(1, result))
+                    acc = warpgroup_mma_wait(0, deps=[acc])
+                    mbarrier.arrive(k_empty.index(stage), count=1)
                 parts = (acc + gl.abs(acc)) * weight[None, :]  # twice the ReLU, exactly; half the weights
                 logit = _over_heads(parts, QB, H) * scale[:, None]
                 at_key = (first + skip + i) * PAGE
@@ -158,8 +184,8 @@ def indexer_logits_kernel(
     """The work is counted in pages over *units*: up to STEP tokens of one request, which read its keys together."""
     WAYS: gl.constexpr = KEY_WAYS * QUERY_WAYS
     # barriers and buffers
-    k_mem = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, PAGE, WIDTH], keys.layout)
-    s_mem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, PAGE], scales.layout)
+    k_mem = gl.allocate_shared_memory(keys.dtype, [STAGES, PAGE, keys.block_type.shape[1]], keys.layout)
+    s_mem = gl.allocate_shared_memory(scales.dtype, [STAGES, 1, PAGE], scales.layout)
     q_mem = gl.allocate_shared_memory(gl.float8e4nv, [SLOTS * QUERY_WAYS, QB * H, WIDTH], queries.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -11,6 +11,7 @@ from .indexer_logits_hopper import indexer_logits_kernel
 from .indexer_logits_schedule import Config, constants
 
 _SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+_HALF_SWIZZLED = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
 _PLAIN = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
@@ -24,18 +25,24 @@ class _Address:
         return self._pointer
 
 
-_pool_descriptors: dict[tuple[int, int], tuple[TensorDescriptor, TensorDescriptor]] = {}
+_pool_descriptors: dict[tuple[int, int, int], tuple[TensorDescriptor, TensorDescriptor]] = {}
 
 
 def _descriptors(pool: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Keys as rows of 128 bytes (a page is 66 of them, the last two hold its scales), scales as rows of 64 (the last of a page's 33)."""
-    key = (pool.data_ptr(), len(pool))
+    """Keys as rows of 128 bytes (a page is 66 of them, the last two hold its scales), scales as rows of 64 (the last of a page's 33).
+
+    FP4: rows of 64 bytes, 68 a page, and words of scales, the last of a page's 17 rows.
+    """
+    key = (pool.data_ptr(), len(pool), pool.shape[1])
     if key not in _pool_descriptors:
         if len(_pool_descriptors) >= 1024:
             _pool_descriptors.clear()
-        keys, scales = pool.view(torch.float8_e4m3fn).view(-1, 128), pool.view(torch.float32).view(-1, 64)
+        fp4 = pool.shape[1] == 64 * 68
+        width, layout = (64, _HALF_SWIZZLED) if fp4 else (128, _SWIZZLED)
+        keys, scales = pool.view(-1, width), pool.view(torch.int32 if fp4 else torch.float32).view(-1, 64)
+        keys = keys if fp4 else keys.view(torch.float8_e4m3fn)
         _pool_descriptors[key] = (
-            TensorDescriptor(_Address(keys), list(keys.shape), [128, 1], [64, 128], _SWIZZLED),
+            TensorDescriptor(_Address(keys), list(keys.shape), [width, 1], [64, width], layout),
             TensorDescriptor(_Address(scales), list(scales.shape), [64, 1], [1, 64], _PLAIN),
         )
     return _pool_descriptors[key]

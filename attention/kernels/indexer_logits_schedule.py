@@ -20,13 +20,15 @@ def kind(heads: int, max_query: int) -> str:
     return f"{heads} heads, {next((str(bound) for bound in (1, 2, 4, 6) if max_query <= bound), 'many')} tokens"
 
 
-def default_config(heads: int, max_query: int) -> Config:
-    """Settings for a head count and the most tokens a request has.
+def default_config(heads: int, max_query: int, *, fp4: bool = False) -> Config:
+    """Settings for a head count, the most tokens a request has, and the format of the keys.
 
     ``tokens``: tokens of one product. ``query_ways``, ``key_ways``: warpgroups that take other tokens, other pages. ``stages``:
     page buffers. ``slots``: query buffers. ``per_sm``: programs of an SM.
     """
     wide = 64 // heads
+    if fp4:
+        return _fp4_config(max_query, wide)
     if max_query <= wide:
         return _config(max_query, 1, 1, 3, 2, 3)
     if max_query <= 2 * wide:
@@ -36,6 +38,15 @@ def default_config(heads: int, max_query: int) -> Config:
     if max_query <= 6 * wide or heads == 32:  # eight tokens in one product need more registers than there are
         return _config(2 * wide, 3, 1, 12, 1, 1)
     return _config(4, 2, 1, 8, 1, 1)
+
+
+def _fp4_config(max_query: int, wide: int) -> Config:
+    """Unpacking waits for what it looks up, so that more programs share an SM than with FP8 keys."""
+    if max_query <= wide:
+        return _config(max_query, 1, 1, 4, 2, 4)
+    if max_query <= 2 * wide:
+        return _config(2 * wide, 1, 1, 5, 2, 2)
+    return _config(4, 2, 1, 8, 1, 1) if wide == 1 else _config(4, 3, 1, 12, 1, 1)
 
 
 def registers(warpgroups: int, per_sm: int) -> tuple[int, int, int]:
@@ -95,4 +106,7 @@ VARIANTS: dict[str, list[Config]] = {
     "one": [_config(1, 1, 1, 3, 2, 3), _config(1, 1, 2, 8, 2, 1)],
     "few": [_config(2, 1, 1, 5, 2, 2), _config(2, 1, 2, 8, 2, 1)],
     "many": [_config(4, 2, 1, 8, 1, 1), _config(2, 3, 1, 8, 1, 1)],
+    "one, fp4": [_config(1, 1, 1, 4, 2, 3), _config(1, 1, 1, 4, 2, 4), _config(1, 1, 3, 15, 2, 1)],
+    "few, fp4": [_config(2, 1, 1, 5, 2, 2), _config(2, 1, 3, 15, 2, 1)],
+    "many, fp4": [_config(4, 2, 1, 8, 1, 1), _config(4, 1, 2, 8, 1, 1)],
 }

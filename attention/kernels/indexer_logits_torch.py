@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..kv import fp4
+
 
 def indexer_logits(
     q: torch.Tensor,
@@ -24,9 +26,10 @@ def indexer_logits(
     The score of arXiv:2512.02556, section 2.1. Position ``s`` of a token's request lives in page ``page_table[row, s // page_size]``.
 
     Args:
-        q: queries [T, H, D], float8_e4m3fn for an FP8 pool, else fp32, bf16 or fp16.
+        q: queries [T, H, D], float8_e4m3fn for an FP8 or FP4 pool, else fp32, bf16 or fp16.
         weights: fp32 [T, H], any sign: the query's scale, the head weight and all constant factors.
         pool: FP8 keys as uint8 [n_pages, page_size * (D + 4)], in a page first all e4m3 values, then all fp32 scales;
+            FP4 keys as uint8 [n_pages, page_size * (D / 2 + 4)], in a page first all values, then all words of scales (``kv/fp4.py``);
             or float keys [n_rows, D] in fp32, bf16 or fp16 (their scale is 1), row number ``page * page_size + offset``.
         page_table: int32 [R, P], pages of each request; entries past a request's keys are never used.
         token_row: int32 or int64 [T], the request of each token, -1 for none; tokens of a request are consecutive.
@@ -81,9 +84,18 @@ def _keys(
     if pool.dtype != torch.uint8:
         keys = pool.index_select(0, page * page_size + offset).to(dtype)
         return keys, keys.new_ones(len(keys))
+    if is_fp4(pool, page_size, width):
+        codes = pool[:, : page_size * width // 2].view(-1, page_size, width // 2)[page, offset]
+        values, scales = fp4.decode(codes, pool[:, page_size * width // 2 :].view(torch.int32)[page, offset])
+        return values.to(dtype), scales.to(dtype)
     codes = pool[:, : page_size * width].view(-1, page_size, width)[page, offset]
     scales = pool[:, page_size * width :].view(torch.float32)[page, offset]
     return codes.contiguous().view(torch.float8_e4m3fn).to(dtype), scales.to(dtype)
+
+
+def is_fp4(pool: torch.Tensor, page_size: int, width: int) -> bool:
+    """Whether the keys of ``width`` values in ``pool`` are FP4."""
+    return pool.dtype == torch.uint8 and width >= 32 and pool.shape[1] == page_size * fp4.key_bytes(width)
 
 
 def check(
@@ -110,10 +122,11 @@ def check(
     if width & (width - 1) or heads & (heads - 1):
         raise ValueError(f"q must be [T, H, D] with H and D powers of two, got {tuple(q.shape)}")
     if pool.dtype == torch.uint8:
-        if q.dtype != torch.float8_e4m3fn or pool.shape[1] != page_size * (width + 4):
+        fits = pool.shape[1] == page_size * (width + 4) or is_fp4(pool, page_size, width)
+        if q.dtype != torch.float8_e4m3fn or not fits:
             raise ValueError(
-                f"an FP8 pool is uint8 [n_pages, {page_size * (width + 4)}] with float8_e4m3fn queries, "
-                f"got a pool {tuple(pool.shape)} and {q.dtype}"
+                f"an FP8 pool is uint8 [n_pages, {page_size * (width + 4)}] with float8_e4m3fn queries, an FP4 pool (32 values or more) "
+                f"[n_pages, {page_size * fp4.key_bytes(width)}]; got a pool {tuple(pool.shape)} and {q.dtype}"
             )
     elif not (pool.is_floating_point() and q.is_floating_point()) or q.element_size() == 1 or pool.shape[1] != width:
         raise ValueError(

@@ -11,13 +11,15 @@ import torch
 from ..config import MLAConfig
 from .hot import HotState, allocate_hot_state, allocate_tables, table_tensors
 from .layout import check_layout, kv_bytes_per_token, latent_row_bytes
-from .rows import FloatRows, Fp8IndexRows, Fp8LatentRows, LatentStore, RowStore, page_ids
+from .rows import FloatRows, Fp4IndexRows, Fp8IndexRows, Fp8LatentRows, LatentStore, RowStore, page_ids
 from .sizes import TierShape
 from .tier import HostRows, LayerTier, TierTables
 
 __all__ = ["KVCache", "LayerCache", "kv_bytes_per_token"]
 
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+#: index keys in pages of values, then scales
+_CODED: dict[str, type[Fp8IndexRows] | type[Fp4IndexRows]] = {"fp8": Fp8IndexRows, "fp4": Fp4IndexRows}
 _Pages = Sequence[int] | np.ndarray | torch.Tensor
 
 
@@ -27,7 +29,7 @@ class LayerCache:
 
     latent: LatentStore  # rows [kv_lora_rank normed latent | rope_dim rotated key], in device pages
     index: RowStore | None  # rows [index_head_dim], in logical pages; None for a layer without an indexer
-    rotate_index: bool  # index queries and keys go through the Hadamard transform (FP8 keys)
+    rotate_index: bool  # index queries and keys go through the Hadamard transform, queries are FP8 (FP8 and FP4 keys)
     tier: LayerTier | None = None  # None: every latent page is on the device, under its logical number
 
 
@@ -50,17 +52,19 @@ class KVCache:
         *,
         tiers: TierShape | None = None,
         host: Sequence[HostRows] = (),
+        index_dtype: str | None = None,
     ) -> None:
         """Allocate the pools.
 
-        ``dtype`` is the storage format (float32, bfloat16, fp8); rows are read as ``compute_dtype``, index keys always as fp32.
+        ``dtype`` is the storage format (float32, bfloat16, fp8), ``index_dtype`` that of index keys (fp4 too), ``dtype`` by default; rows
+        are read as ``compute_dtype``, index keys always as fp32.
         ``host`` is each layer's part of the host pool, for ``tiers``.
 
         Raises:
-            ValueError: unknown dtype or widths it cannot hold; a layer asked to have an indexer the model lacks; no pages;
+            ValueError: an unknown dtype or widths it cannot hold; a layer asked to have an indexer the model lacks; no pages;
                 sizes of tiers that cannot be, or host rows that do not fit the layers.
         """
-        check_layout(config, dtype)
+        check_layout(config, dtype, index_dtype)
         if n_pages < 1:
             raise ValueError(f"a KV cache needs at least one page, got {n_pages}; give it more memory or a smaller page size")
         if page_size < 1 or page_size & (page_size - 1):
@@ -68,7 +72,8 @@ class KVCache:
         if any(layer_has_indexer) and config.indexer is None:
             raise ValueError("layers with an indexer were asked for, but the model's attention configuration has none")
         self.n_pages, self.page_size, self.dtype, self.device = n_pages, page_size, dtype, torch.device(device)
-        self.bytes_per_token = kv_bytes_per_token(config, layer_has_indexer, dtype)
+        self.index_dtype = index_dtype or dtype
+        self.bytes_per_token = kv_bytes_per_token(config, layer_has_indexer, dtype, index_dtype)
         self.n_device_pages = n_pages if tiers is None else tiers.n_device_pages
         self.tables: TierTables | None = None
         self.hot: HotState | None = None  # hot buffers and counters of all layers
@@ -112,20 +117,19 @@ class KVCache:
 
     def _layer(self, config: MLAConfig, has_indexer: bool, compute_dtype: torch.dtype, place: int, host: Sequence[HostRows]) -> LayerCache:
         total, resident, size, device = self.n_pages + 1, self.n_device_pages + 1, self.page_size, self.device
-        fp8 = self.dtype == "fp8"
         latent: LatentStore
-        if fp8:
+        if self.dtype == "fp8":
             latent = Fp8LatentRows(resident, size, config.kv_lora_rank, config.rope_dim, compute_dtype, device)
         else:
             latent = FloatRows(resident, size, config.latent_dim, _FLOATS[self.dtype], compute_dtype, device)
         index: RowStore | None = None
         if has_indexer and config.indexer is not None:
             width = config.indexer.head_dim
-            if fp8:
-                index = Fp8IndexRows(total, size, width, torch.float32, device)
+            if self.index_dtype in _CODED:
+                index = _CODED[self.index_dtype](total, size, width, torch.float32, device)
             else:
-                index = FloatRows(total, size, width, _FLOATS[self.dtype], torch.float32, device)
-        return LayerCache(latent=latent, index=index, rotate_index=fp8, tier=self._tier(place, host))
+                index = FloatRows(total, size, width, _FLOATS[self.index_dtype], torch.float32, device)
+        return LayerCache(latent=latent, index=index, rotate_index=self.index_dtype in _CODED, tier=self._tier(place, host))
 
     def _tier(self, place: int, host: Sequence[HostRows]) -> LayerTier | None:
         if self.hot is None:

@@ -1,4 +1,4 @@
-"""Row formats of the caches: FP8 latent rows (656 bytes at DeepSeek-V3 widths), FP8 index keys, and sizes in bytes."""
+"""Row formats of the caches: FP8 latent rows (656 bytes at DeepSeek-V3 widths), index keys, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from ..config import MLAConfig
+from . import fp4
 
 E4M3_MAX = 448.0  # largest finite float8_e4m3fn
 _GROUP = 128  # latent values that share one scale
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
+INDEX_FORMATS = (*_FLOAT_BYTES, "fp8", "fp4")  # of index keys; latent rows have all but the last
 
 
 def n_scales(width: int) -> int:
@@ -31,28 +33,37 @@ def latent_row_bytes(config: MLAConfig, dtype: str) -> int:
 
 
 def index_row_bytes(config: MLAConfig, dtype: str) -> int:
-    """Bytes one token takes in one layer's index-key cache; 0 without an indexer."""
+    """Bytes one token takes in one layer's index-key cache, whose format is ``dtype``; 0 without an indexer."""
     if config.indexer is None:
         return 0
-    return config.indexer.head_dim + 4 if dtype == "fp8" else config.indexer.head_dim * _FLOAT_BYTES[dtype]
+    width = config.indexer.head_dim
+    if dtype in ("fp8", "fp4"):
+        return width + 4 if dtype == "fp8" else fp4.key_bytes(width)
+    return width * _FLOAT_BYTES[dtype]
 
 
-def kv_bytes_per_token(config: MLAConfig, layer_has_indexer: Sequence[bool], dtype: str) -> int:
-    """Cache bytes of one token over all the layers listed.
+def kv_bytes_per_token(config: MLAConfig, layer_has_indexer: Sequence[bool], dtype: str, index_dtype: str | None = None) -> int:
+    """Cache bytes of one token over all the layers listed; ``index_dtype`` of index keys is ``dtype`` by default.
 
     Raises:
-        ValueError: the dtype is unknown, or the widths do not fit its format.
+        ValueError: a dtype is unknown, or the widths do not fit its format.
     """
-    check_layout(config, dtype)
-    return len(layer_has_indexer) * latent_row_bytes(config, dtype) + sum(layer_has_indexer) * index_row_bytes(config, dtype)
+    check_layout(config, dtype, index_dtype)
+    index = sum(layer_has_indexer) * index_row_bytes(config, index_dtype or dtype)
+    return len(layer_has_indexer) * latent_row_bytes(config, dtype) + index
 
 
-def check_layout(config: MLAConfig, dtype: str) -> None:
-    """Refuse a cache format that is unknown or that the model's widths do not fit.
+def check_layout(config: MLAConfig, dtype: str, index_dtype: str | None = None) -> None:
+    """Refuse cache formats that are unknown or that the model's widths do not fit; ``index_dtype`` is ``dtype`` by default.
 
     Raises:
         ValueError: naming the value found and what would be valid.
     """
+    _check_latent(config, dtype)
+    _check_index(config, index_dtype or dtype)
+
+
+def _check_latent(config: MLAConfig, dtype: str) -> None:
     if dtype not in (*_FLOAT_BYTES, "fp8"):
         raise ValueError(f"unknown KV cache dtype {dtype!r}; use one of float32, bfloat16, fp8")
     if dtype != "fp8":
@@ -62,10 +73,20 @@ def check_layout(config: MLAConfig, dtype: str) -> None:
             f"KV cache dtype fp8 needs kv_lora_rank divisible by 4 and an even qk_rope_head_dim, got {config.kv_lora_rank} "
             f"and {config.rope_dim}; use float32 or bfloat16"
         )
-    width = config.indexer.head_dim if config.indexer else 4
-    if width < 4 or width & (width - 1):
+
+
+def _check_index(config: MLAConfig, dtype: str) -> None:
+    """FP8 and FP4 keys are Hadamard-transformed, which takes a power of two; FP4 has blocks of 32."""
+    if dtype not in INDEX_FORMATS:
+        raise ValueError(f"unknown index cache dtype {dtype!r}; use one of {', '.join(INDEX_FORMATS)}")
+    if dtype in _FLOAT_BYTES or config.indexer is None:
+        return
+    width, least = config.indexer.head_dim, 4 if dtype == "fp8" else 32
+    if width < least or width & (width - 1):
+        others = "float32 or bfloat16" if width & (width - 1) or width < 4 or dtype == "fp8" else "float32, bfloat16 or fp8"
         raise ValueError(
-            f"KV cache dtype fp8 needs an index_head_dim that is a power of two, 4 or more, got {width}; use float32 or bfloat16"
+            f"index keys in {dtype} need an index_head_dim that is a power of two, {least} or more, got {width}; use {others} "
+            "(index_cache_dtype; with auto it is kv_cache_dtype)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Storage of cached rows: plain floats, FP8 latent rows, and page-planar FP8 index keys."""
+"""Storage of cached rows: plain floats, FP8 latent rows, and page-planar FP8 or FP4 index keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from . import fp4
 from .layout import decode_latent, encode_latent, fp8_latent_bytes, quantise
 
 _NAN_BYTE = 0xFF  # e4m3, bf16 and fp32 values made of this byte are all NaN
@@ -20,7 +21,7 @@ class RowStore(Protocol):
 
     @property
     def pool(self) -> torch.Tensor:
-        """The memory as kernels take it: rows [n_rows, bytes or width], or pages [n_pages, bytes] of FP8 index keys."""
+        """The memory as kernels take it: rows [n_rows, bytes or width], or pages [n_pages, bytes] of FP8 or FP4 index keys."""
 
     def write(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Store ``values`` [T, width] at ``rows`` [T] int64."""
@@ -148,6 +149,38 @@ class Fp8IndexRows:
 
     def poison(self, pages: torch.Tensor) -> None:
         """Fill ``pages`` [n] int64 with NaN."""
+        self.pages.index_fill_(0, pages, _NAN_BYTE)
+
+
+class Fp4IndexRows:
+    """Index keys of e2m1 values with a word of scales each (``kv/fp4.py``); in a page all the values come first, then all the words."""
+
+    def __init__(self, n_pages: int, page_size: int, width: int, read_dtype: torch.dtype, device: torch.device) -> None:
+        self.page_size = page_size
+        self.pages = torch.zeros(n_pages, page_size * fp4.key_bytes(width), dtype=torch.uint8, device=device)
+        self.codes = self.pages[:, : page_size * width // 2].view(n_pages, page_size, width // 2)
+        self.words = self.pages[:, page_size * width // 2 :].view(torch.int32)
+        self.read_dtype = read_dtype
+        self.n_bytes = self.pages.nbytes
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """uint8 [n_pages, bytes of a page]."""
+        return self.pages
+
+    def write(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Quantise ``values`` [T, width] into ``rows`` [T] int64."""
+        page, offset = rows // self.page_size, rows % self.page_size
+        self.codes[page, offset], self.words[page, offset] = fp4.quantise(values)
+
+    def read(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [...] int64 -> dequantised values [..., width]."""
+        page, offset = (part.reshape(-1) for part in (rows // self.page_size, rows % self.page_size))
+        values, scales = fp4.decode(self.codes[page, offset], self.words[page, offset])
+        return (values * scales[:, None]).to(self.read_dtype).view(*rows.shape, values.shape[1])
+
+    def poison(self, pages: torch.Tensor) -> None:
+        """Fill ``pages`` [n] int64 with NaN: all scales are."""
         self.pages.index_fill_(0, pages, _NAN_BYTE)
 
 

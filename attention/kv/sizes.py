@@ -48,18 +48,27 @@ class KVBytes:
 
 
 def kv_bytes(
-    config: MLAConfig, layer_has_indexer: Sequence[bool], dtype: str, *, n_pages: int, page_size: int, tiers: TierShape | None = None
+    config: MLAConfig,
+    layer_has_indexer: Sequence[bool],
+    dtype: str,
+    *,
+    n_pages: int,
+    page_size: int,
+    tiers: TierShape | None = None,
+    index_dtype: str | None = None,
 ) -> KVBytes:
     """Device bytes of a cache of ``n_pages`` logical pages, all of them resident or as ``tiers`` says.
 
+    ``index_dtype`` of index keys is ``dtype`` by default.
+
     Raises:
-        ValueError: the dtype is unknown, or the widths do not fit its format.
+        ValueError: a dtype is unknown, or the widths do not fit its format.
     """
-    check_layout(config, dtype)
+    check_layout(config, dtype, index_dtype)
     resident = n_pages if tiers is None else tiers.n_device_pages
     return KVBytes(
         latent=len(layer_has_indexer) * (resident + 1) * page_size * latent_row_bytes(config, dtype),
-        index=sum(layer_has_indexer) * (n_pages + 1) * page_size * index_row_bytes(config, dtype),
+        index=sum(layer_has_indexer) * (n_pages + 1) * page_size * index_row_bytes(config, index_dtype or dtype),
         hot=0 if tiers is None else hot_state_bytes(tiers.hot),
         tables=0 if tiers is None else table_bytes(tiers.hot),
     )

@@ -20,7 +20,7 @@ def cases() -> list[Case]:
     """Every kernel at DeepSeek-V3.2's widths, for one token, a decode batch and a prefill chunk."""
     out: list[Case] = []
     for tokens in _TOKENS:
-        out += [_latent(tokens), _index_key(tokens), _index_query(tokens, 64), _query_rope(tokens, 128)]
+        out += [_latent(tokens), _index_key(tokens, 132), _index_key(tokens, 68), _index_query(tokens, 64), _query_rope(tokens, 128)]
         out += [_norm(tokens, 7168, add=True, quantise=False), _norm(tokens, 1536, add=False, quantise=False)]
         out += [_norm(tokens, 7168, add=True, quantise=True), _norm(tokens, 1536, add=False, quantise=True)]
     return out
@@ -69,8 +69,9 @@ def _latent(tokens: int) -> Case:
     return _case("write_latent", tokens, {"C": 512, "R": 64}, moved, build, {"tokens": tokens})
 
 
-def _index_key(tokens: int) -> Case:
-    moved = tokens * (128 * 2 + 132 + 256)
+def _index_key(tokens: int, key: int) -> Case:
+    """``key``: bytes of one, 132 in FP8 and 68 in FP4."""
+    moved = tokens * (128 * 2 + key + 256)
 
     def build() -> Runs:
         from ....attention.kernels import index_write
@@ -79,16 +80,19 @@ def _index_key(tokens: int) -> Case:
         weight, turn = torch.ones(128, device="cuda"), _turn(tokens)
         pages = tokens // 16 + 1
         rows = torch.randperm(64 * pages, device="cuda")[:tokens]
-        pool = torch.zeros(pages, 8448, device="cuda", dtype=torch.uint8)
+        pool = torch.zeros(pages, 64 * key, device="cuda", dtype=torch.uint8)
 
         def ours() -> None:
             index_write.write_index(k, weight, weight, 1e-6, turn, rows, pool, page_size=64, interleaved=False, rotate=True)
 
-        configs = [{"TOKENS": n, "num_warps": w} for n, w in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (8, 1), (8, 2), (16, 2))]
+        shapes = (
+            ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (8, 1), (8, 2), (16, 2)) if key == 132 else ((1, 1), (1, 2), (2, 2), (4, 2), (4, 4))
+        )
+        configs = [{"TOKENS": n, "num_warps": w} for n, w in shapes]
         variants = _variants(lambda c: index_write.launch(k, weight, weight, 1e-6, turn, rows, pool, 64, False, True, c), configs)
         return Runs(ours=ours, variants=variants)
 
-    return _case("write_index", tokens, {"D": 128}, moved, build, {"tokens": tokens})
+    return _case("write_index" if key == 132 else "write_index_fp4", tokens, {"D": 128}, moved, build, {"tokens": tokens})
 
 
 def _index_query(tokens: int, heads: int) -> Case:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ....attention.kv.hot import HotShape, hot_state_bytes, table_bytes
 from .shape import RigShape
 
-INDEX_ROW_BYTES = 132  # of a token and layer: 128 values and a scale, FP8
-
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
@@ -21,7 +19,7 @@ class Capacity:
     @property
     def index_bytes(self) -> int:
         """Index keys of a request; on the device whatever happens to its rows."""
-        return self.tokens * INDEX_ROW_BYTES * self.shape.layers
+        return self.tokens * self.shape.index_key_bytes * self.shape.layers
 
     @property
     def latent_bytes(self) -> int:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from ....attention.kv import fp4
 from ....attention.kv.layout import quantise
 from ....attention.ops import AttentionOps
 from .shape import RigShape
 
 
 class Choosing:
-    """Index keys of every request, FP8; the layers take ``trace_kinds`` pools in turn."""
+    """Index keys of every request, FP8 or FP4; the layers take ``trace_kinds`` pools in turn."""
 
     def __init__(self, shape: RigShape, device: torch.device, ops: AttentionOps) -> None:
         self.shape, self.ops = shape, ops
@@ -25,8 +26,9 @@ class Choosing:
         def normal(*dims: int) -> torch.Tensor:
             return torch.randn(dims, device=device, generator=draw)
 
-        codes, scales = quantise(normal(shape.pages * size, width), width)
-        content = torch.cat((codes.view(shape.pages, -1), scales.view(shape.pages, size).view(torch.uint8)), 1)
+        keys = normal(shape.pages * size, width)
+        codes, scales = fp4.quantise(keys) if shape.index_format == "fp4" else quantise(keys, width)
+        content = torch.cat((codes.view(shape.pages, -1).view(torch.uint8), scales.view(shape.pages, size).view(torch.uint8)), 1)
         self.pools = [content.repeat(requests, 1) for _ in range(shape.trace_kinds)]
         self.queries = normal(requests, shape.index_heads, width).to(torch.float8_e4m3fn)
         self.weights = normal(requests, shape.index_heads)
@@ -41,16 +43,18 @@ class Choosing:
         scores = self.ops.indexer_logits(
             self.queries[part], self.weights[part], pool, self.table, token_row, limit,
             page_size=shape.page_size, max_context=shape.context, max_query=1,
-            **({"config": _with_room(shape.index_heads, self.queries[part])} if beside and pool.is_cuda else {}),
+            **({"config": _with_room(shape, self.queries[part])} if beside and pool.is_cuda else {}),
         )  # fmt: skip
         self.ops.select_rows(scores, limit, shape.k, self.table, token_row, page_size=shape.page_size, max_context=shape.context)
 
 
-def _with_room(heads: int, queries: torch.Tensor) -> dict[str, Any]:
+def _with_room(shape: RigShape, queries: torch.Tensor) -> dict[str, Any]:
     """The usual launch settings with two thirds of the programs."""
     from ....attention.kernels.indexer_logits_schedule import default_config, kind
     from ....parallel.kernels.hopper import multiprocessors
     from ....parallel.kernels.tuned import config_for
 
-    usual = config_for("indexer_logits", default_config(heads, 1), tokens=len(queries), kind=kind(heads, 1))
+    heads, small = shape.index_heads, shape.index_format == "fp4"
+    name = "indexer_logits_fp4" if small else "indexer_logits"
+    usual = config_for(name, default_config(heads, 1, fp4=small), tokens=len(queries), kind=kind(heads, 1))
     return {**usual, "programs": max(1, multiprocessors(queries.device) * usual["per_sm"] * 2 // 3)}

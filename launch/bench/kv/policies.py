@@ -91,6 +91,49 @@ class Averaged:
         """Nothing: what is fetched begins anew."""
 
 
+class Filtered:
+    """Lowest estimate of the part of a score that lasts: a row begins with ``prior`` of its score, and follows later ones by ``gains``."""
+
+    def __init__(self, prior: float, gains: tuple[float, ...]) -> None:
+        self.name = f"score, filtered {prior:g}, {gains[0]:g} .. {gains[-1]:g}"
+        self.prior, self.gains = prior, np.array(gains, np.float32)
+        self.estimate: Floats | None = None
+
+    def keys(self, view: View) -> Keys:
+        """The estimates after this step's scores."""
+        now, age = view.held_scores, view.step - view.filled
+        if self.estimate is None:
+            self.estimate = now * np.float32(self.prior)
+        gain = self.gains[np.clip(age - 2, 0, len(self.gains) - 1)]
+        followed = self.estimate + gain * (now - self.estimate)
+        self.estimate = np.where(age <= 1, now * np.float32(self.prior), followed)
+        return self.estimate.astype(np.float64)
+
+    def evicted(self, view: View, victims: Ints) -> None:
+        """Nothing: what is fetched begins anew."""
+
+
+class Counted:
+    """Lowest score, where a row is worth more the more steps have used it: ``bonus`` of their number, given when each is seen."""
+
+    def __init__(self, name: str, bonus: Callable[[Ints], NDArray[np.floating]]) -> None:
+        self.name, self._bonus = name, bonus
+        self.uses: Ints | None = None
+
+    def keys(self, view: View) -> Keys:
+        """Scores and bonuses."""
+        if self.uses is None:
+            self.uses = np.zeros(len(view.held), np.int64)
+        self.uses += view.used == view.step
+        keys: Keys = (view.held_scores + self._bonus(self.uses)).astype(np.float64)
+        return keys
+
+    def evicted(self, view: View, victims: Ints) -> None:
+        """What is fetched has been used once."""
+        assert self.uses is not None
+        self.uses[victims] = 1
+
+
 def score(view: View) -> Floats:
     """The score that this step gives."""
     return view.held_scores
@@ -142,6 +185,11 @@ def all_policies() -> list[Policy]:
         Plain("score, 16 levels", levels(16)),
         Averaged(0.5),
         Averaged(0.2),
+        Filtered(0.87, (0.5, 0.4, 0.35, 0.3)),
+        Filtered(0.9, (0.7,)),
+        Counted("score, second chance 0.1", lambda uses: 0.1 * (uses >= 2)),
+        Counted("score + 0.05 log uses", lambda uses: 0.05 * np.log1p(np.minimum(uses, 30))),
+        Plain("score in 8 steps, then age", lambda view: 100.0 * np.floor(8.0 * view.held_scores) - np.minimum(view.step - view.used, 50)),
         Plain("score - 0.02 age", lambda view: view.held_scores - 0.02 * np.minimum(view.step - view.used, 64)),
         Plain("score of the position before", moved_on),
         Plain("the higher of both", lambda view: np.maximum(view.held_scores, moved_on(view))),

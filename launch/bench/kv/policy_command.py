@@ -19,7 +19,7 @@ from .warm_start import first_misses
 
 Trace = Sequence[Selection]
 SIZES = (1, 2, 4)  # rows of the buffer, in selections
-PREFETCH = (32, 16, 8)  # the next k / n ranks are fetched too
+PREFETCH = (32, 16, 8, 4)  # the next k / n ranks are fetched too
 WINDOWS = (0, 1, 2, 8, 32)  # last prefill tokens whose choices seed the buffer
 _TARGET = 11.0  # percent missed at 2k, where LRU misses 13.4
 _FIRST_TARGET = 25.0  # percent of k missed in the first step

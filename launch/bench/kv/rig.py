@@ -199,7 +199,7 @@ class Rig:
             positions[part], memory.latent_table[part], memory.host_table[part], memory.moving[part], memory.slots[part], memory.hot_table,
             memory.hot_positions[layer], memory.hot_stamps[layer], memory.stamp, memory.scratch[part], memory.counters[layer],
             page_size=self.shape.page_size, row_bytes=self.shape.row_bytes,
-            scores=scores[part] if by_score else None, policy=self.shape.policy,
+            scores=scores[part] if by_score else None, policy=self.shape.policy, usual=self.shape.usual_rows,
         )  # fmt: skip
 
     def _fetch(self, layer: int, found: Any, part: slice) -> None:

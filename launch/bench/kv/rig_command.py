@@ -39,7 +39,7 @@ def add_parser(parser: Parser) -> None:
     parser.add_argument("--trace", default="published", metavar="NAME", help=TRACE_HELP)
     parser.add_argument("--policies", nargs="+", choices=("score", "lru"), default=["score"], help="What gives way in a hot buffer.")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="Ways to run a step.")
-    parser.add_argument("--steps", type=int, default=24, metavar="N", help="Steps that are timed, after 12 (default: 24).")
+    parser.add_argument("--steps", type=int, default=24, metavar="N", help="Steps that are timed, once hot buffers are full (default: 24).")
     parser.add_argument("--host-gib", type=float, default=48.0, metavar="X", help="Host pool, GiB (default: 48).")
     parser.add_argument("--device-gib", type=float, default=48.0, metavar="X", help="Latent pools on the device, GiB (default: 48).")
     parser.add_argument("--no-products", action="store_true", help="Attention alone, without the products around it.")
@@ -94,12 +94,12 @@ def run_shape(shape: RigShape, device: torch.device, ops: AttentionOps, host: Ho
         if not args.no_check:
             for way in _CHECKED:
                 check(rig, way)
-        timings: dict[Way, Timing] = {way: measure(rig, way, steps=args.steps) for way in args.ways}
+        timings: dict[Way, Timing] = {way: measure(rig, way, warm_up=shape.warm_up, steps=args.steps) for way in args.ways}
         rows = _shown(rows_of(shape, timings))
         for text in args.fetch:
             if text != "usual":
                 rig.use_fetch(_fetch_config(text))
-                timings |= {way: measure(rig, way, steps=args.steps) for way in OVERLAPPED if way in args.ways}
+                timings |= {way: measure(rig, way, warm_up=shape.warm_up, steps=args.steps) for way in OVERLAPPED if way in args.ways}
                 rows += _shown([_named(row, text) for row in rows_of(shape, timings) if row.name.endswith(OVERLAPPED)])
     finally:
         rig.close()

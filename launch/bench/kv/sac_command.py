@@ -37,6 +37,7 @@ def add_parser(parser: Parser) -> None:
                         help="Microseconds assumed for the rest of a layer, experts above all (default: 0 200).")  # fmt: skip
     parser.add_argument("--sharing", type=int, nargs="+", default=[1, 8], metavar="N",
                         help="GPUs with one network adapter of 12.5 GB/s between them (default: 1 8).")  # fmt: skip
+    parser.add_argument("--index-cache-dtype", default="fp8", choices=("fp8", "fp4"), help="Format of index keys (default: fp8).")
     parser.add_argument("--trace", default="published", metavar="NAME", help=TRACE_HELP)
     parser.add_argument("--steps", type=int, default=8, metavar="N", help="Steps timed of each batch, after 8 (default: 8).")
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 16, 48], metavar="N",
@@ -60,12 +61,12 @@ def make_plan(args: argparse.Namespace) -> Plan:
             f"--clients and --sharing must be at least 1 and --output at least 2, found {args.clients}, {args.sharing} and {args.output}"
         )
     if args.toy:
-        return Plan(
-            base=replace(TOY, trace=args.trace), contexts=tuple(args.contexts or (256, 512)), output=args.output, budget=2 << 20, steps=2
-        )
+        base = replace(TOY, trace=args.trace, index_format=args.index_cache_dtype, index_dim=32)
+        return Plan(base=base, contexts=tuple(args.contexts or (256, 512)), output=args.output, budget=2 << 20, steps=2)
     base = RigShape(
-        requests=1, heads=args.heads, trace=args.trace, host_bytes=int(args.host_gib * 2**30), device_bytes=int(args.device_gib * 2**30)
-    )
+        requests=1, heads=args.heads, trace=args.trace, index_format=args.index_cache_dtype,
+        host_bytes=int(args.host_gib * 2**30), device_bytes=int(args.device_gib * 2**30),
+    )  # fmt: skip
     contexts = tuple(args.contexts or (16_384, 32_768, 65_536, 131_072))
     return Plan(
         base=base, contexts=contexts, output=args.output, budget=int(args.budget_gib * 2**30), steps=args.steps, batches=tuple(args.batches)

@@ -38,7 +38,7 @@ def _settings(plan: Plan, found: Measured) -> dict[str, Any]:
     return {
         "context": found.context, "output": plan.output, "heads": base.heads, "layers": base.layers, "hot_rows": base.hot_rows,
         "trace": base.trace_name, "policy": base.policy, "missed_percent": round(100 * found.missed, 1),
-        "budget_gib": round(plan.budget / 2**30, 1),
+        "budget_gib": round(plan.budget / 2**30, 1), "index_cache_dtype": base.index_format,
     }  # fmt: skip
 
 

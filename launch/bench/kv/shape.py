@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....attention.kv import fp4
 from ....attention.kv.layout import fp8_latent_bytes
 from .traces import HARD, PUBLISHED
 
@@ -41,6 +42,7 @@ class RigShape:
     device_bytes: int = 48 << 30  # of latent pages; resident contexts share pages likewise
     index_heads: int = 64
     index_dim: int = 128
+    index_format: str = "fp8"  # of index keys, fp8 or fp4
     with_products: bool = True  # the products before and after attention take part
     with_choice: bool = True  # the indexer takes part
 
@@ -50,6 +52,10 @@ class RigShape:
         for name in ("context", "hot_rows"):
             if getattr(self, name) % self.page_size:
                 raise ValueError(f"{name} must be whole pages of {self.page_size} rows, found {getattr(self, name)}")
+        if self.index_format not in ("fp8", "fp4"):
+            raise ValueError(f"the rig's index keys are fp8 or fp4, found {self.index_format!r}")
+        if self.index_format == "fp4" and (self.index_dim < 32 or self.index_dim & (self.index_dim - 1)):
+            raise ValueError(f"fp4 index keys have 32, 64, 128, ... values, found {self.index_dim}; use fp8")
         if self.trace not in TRACES and not self.trace.endswith(".npz"):
             raise ValueError(f"unknown trace {self.trace!r}; use one of {', '.join(TRACES)}, or a recorded .npz file")
         if self.context <= self.k:
@@ -59,6 +65,21 @@ class RigShape:
     def row_bytes(self) -> int:
         """Bytes of a latent row."""
         return fp8_latent_bytes(self.latent, self.rope)
+
+    @property
+    def index_key_bytes(self) -> int:
+        """Bytes of a token's index key in a layer."""
+        return self.index_dim + 4 if self.index_format == "fp8" else fp4.key_bytes(self.index_dim)
+
+    @property
+    def usual_rows(self) -> int:
+        """Hot rows that the engine promises by default; a larger buffer is a lease that has grown."""
+        return min(self.hot_rows, 2 * self.k)
+
+    @property
+    def warm_up(self) -> int:
+        """Steps until a hot buffer is full, roughly: empty rows are filled at the rate of the misses."""
+        return 12 if self.hot_rows <= 2 * self.k else 12 + 12 * (self.hot_rows // self.k - 1)
 
     @property
     def trace_name(self) -> str:

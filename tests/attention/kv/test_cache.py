@@ -35,6 +35,9 @@ def test_bytes_per_token_of_deepseek_v32():
     assert kv_bytes_per_token(V32, [True, False], "bfloat16") == 2 * 1152 + 256
     assert kv_bytes_per_token(V32, [False] * 3, "float32") == 3 * 2304
     assert kv_bytes_per_token(V32, [], "fp8") == 0
+    assert kv_bytes_per_token(V32, [True], "fp8", "fp4") == 656 + 68
+    assert kv_bytes_per_token(V32, [True, False], "bfloat16", "fp4") == 2 * 1152 + 68
+    assert kv_bytes_per_token(V32, [True], "fp8", "float32") == 656 + 512
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
@@ -125,6 +128,48 @@ def test_poison_makes_every_value_of_the_pages_nan_and_no_other(dtype):
     cache.poison([])
     cache.poison(np.array([0], np.int32))
     assert cache.layers[0].latent.read(torch.tensor([0])).isnan().all()
+
+
+WIDE = dataclasses.replace(SPARSE, indexer=dataclasses.replace(SPARSE.indexer, head_dim=32))
+FORMATS = {"float32": 128, "bfloat16": 64, "fp8": 36, "fp4": 20}  # bytes of an index key of 32 values
+
+
+@pytest.mark.parametrize("index", FORMATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+def test_index_keys_of_any_format_go_with_rows_of_any(dtype, index):
+    cache = KVCache(WIDE, [True, False], 5, 4, dtype, torch.float32, "cpu", index_dtype=index)
+    planned = kv_bytes(WIDE, [True, False], dtype, n_pages=5, page_size=4, index_dtype=index)
+    assert planned.total == cache.n_bytes and planned.index == cache.layers[0].index.n_bytes == 6 * 4 * FORMATS[index]
+    assert cache.bytes_per_token == kv_bytes_per_token(WIDE, [True, False], dtype, index) and cache.bytes_per_token * 24 == cache.n_bytes
+    assert cache.index_dtype == index and cache.layers[0].rotate_index == (index in ("fp8", "fp4"))
+    cache.poison([1])
+    cache.layers[0].index.write(torch.tensor([8]), torch.ones(1, 32))
+    values = cache.layers[0].index.read(torch.arange(24))
+    assert values[4:8].isnan().all() and not values[:4].isnan().any()
+    torch.testing.assert_close(values[8], torch.ones(32), rtol=0.1, atol=0)
+
+
+def test_index_keys_have_the_format_of_the_rows_by_default():
+    for dtype in ("float32", "bfloat16", "fp8"):
+        plain, named = (KVCache(WIDE, [True], 3, 4, dtype, torch.float32, "cpu", index_dtype=index) for index in (None, dtype))
+        assert plain.n_bytes == named.n_bytes and plain.index_dtype == dtype and type(plain.layers[0].index) is type(named.layers[0].index)
+        assert plain.layers[0].rotate_index == named.layers[0].rotate_index == (dtype == "fp8")
+
+
+@pytest.mark.parametrize(
+    ("config", "index", "message"),
+    [
+        (WIDE, "int4", "unknown index cache dtype 'int4'; use one of float32, bfloat16, fp8, fp4"),
+        (SPARSE, "fp4", "power of two, 32 or more, got 16; use float32, bfloat16 or fp8 .index_cache_dtype"),
+        (dataclasses.replace(SPARSE, indexer=dataclasses.replace(SPARSE.indexer, head_dim=96)), "fp4", "got 96; use float32 or bfloat16"),
+        (dataclasses.replace(SPARSE, indexer=dataclasses.replace(SPARSE.indexer, head_dim=24)), "fp8", "got 24; use float32 or bfloat16"),
+    ],
+)
+def test_index_formats_that_cannot_be_are_refused(config, index, message):
+    with pytest.raises(ValueError, match=message):
+        KVCache(config, [True], 2, 4, "float32", torch.float32, "cpu", index_dtype=index)
+    with pytest.raises(ValueError, match=message):
+        kv_bytes(config, [True], "float32", n_pages=2, page_size=4, index_dtype=index)
 
 
 ODD = dataclasses.replace(SPARSE, indexer=dataclasses.replace(SPARSE.indexer, head_dim=24))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rorqual.launch.bench.kv.capacity import INDEX_ROW_BYTES, Capacity
+from rorqual.launch.bench.kv.capacity import Capacity
 from rorqual.launch.bench.kv.closed_loop import System, play
 from rorqual.launch.bench.kv.shape import RigShape
 
@@ -57,7 +57,7 @@ def test_nonsense_is_refused():
 
 def test_capacity_counts_index_keys_and_hot_buffers():
     room = Capacity(shape=RigShape(requests=1), tokens=131_072, budget=40 << 30)
-    assert room.index_bytes == 131_072 * INDEX_ROW_BYTES * 61 and room.latent_bytes == 131_072 * 656 * 61
+    assert room.index_bytes == 131_072 * 132 * 61 and room.latent_bytes == 131_072 * 656 * 61
     assert room.resident() == 6
     most = room.offloaded()
     assert room.offloaded_bytes(most) <= room.budget < room.offloaded_bytes(most + 1)

@@ -19,7 +19,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is 
 def test_the_group_is_listed(capsys):
     assert cli.main(["bench", "kv", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"bench kv {name}" in shown for name in ("link", "policy", "rig", "sac")) and "bench tune" not in shown
+    assert all(f"bench kv {name}" in shown for name in ("keys", "link", "policy", "rig", "sac")) and "bench tune" not in shown
 
 
 def test_an_unknown_member_is_named(capsys):
