@@ -51,7 +51,7 @@ setup(
     install_requires=["torch>=2.9", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "huggingface_hub", "xxhash"],
     extras_require={
         "gpu": ["triton>=3.5"],
-        "nvshmem": ["nvshmem4py-cu13"],
+        "nvshmem": ["nvshmem4py-cu13", "nvidia-nvshmem-cu13==3.4.5"],
         "serve": ["fastapi", "uvicorn"],
         "dev": [
             "accelerate",

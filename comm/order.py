@@ -56,6 +56,7 @@ def ordered_sum(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor |
     if rows.device.type != "cpu":  # no sync: a row of zeros stands for none
         rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
         index = torch.where(valid, index, rows.shape[0] - 1)
+        weights = None if weights is None else torch.where(valid, weights, 0.0)  # of none it may be anything
     elif not bool(valid.all()):
         per_token = valid.sum(dim=1)
         flat = None if weights is None else weights[valid]

@@ -10,7 +10,7 @@ import torch
 from ..parallel.group import Group, Pending
 from .base import BaseDispatcher
 from .dispatcher import EPSpec, Routed
-from .grouping import Arrived, single_rows, unpack_rows, weighted_rows
+from .grouping import Arrived, results, single_rows, unpack_rows, weighted_rows
 from .hop import Hop, HopTicket
 from .order import ordered_sum
 from .rows import DTYPES, RowLayout
@@ -22,6 +22,7 @@ class _Flight:
 
     hop: HopTicket
     weights: torch.Tensor  # [T, k] of this rank's own tokens
+    epoch: int
     arrived: Arrived | None = None
 
 
@@ -40,37 +41,52 @@ class TorchDispatcher(BaseDispatcher):
         self._layout = RowLayout(spec=spec)
         self._hop = Hop(group, self._sent)
 
-    def dispatch_send(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Any:
+    def dispatch_send(
+        self,
+        x: torch.Tensor,
+        slot_ids: torch.Tensor,
+        weights: torch.Tensor,
+        n_valid: torch.Tensor | None = None,
+        *,
+        tag: int = 0,
+        capacity: int | None = None,
+        scales: torch.Tensor | None = None,
+    ) -> Any:
         """See ``Dispatcher``. Waits for the other ranks' counts; the rows travel on their own."""
-        slots, weights = self._prepare(x, slot_ids, weights)
-        rows = self._layout.pack(x, slots, weights, self.group.index)
+        slots, weights = self._prepare(x, slot_ids, weights, n_valid, capacity=capacity, scales=scales)
+        rows = self._layout.pack(x, slots, weights, self.group.index, scales)
         targets = torch.div(slots, self.spec.slots_per_rank, rounding_mode="floor")  # -1 stays -1
-        return _Flight(hop=self._hop.send(rows, targets), weights=weights)
+        return _Flight(hop=self._hop.send(rows, targets), weights=weights, epoch=self._epoch)
 
-    def dispatch_recv(self, ticket: Any) -> Routed:
+    def dispatch_recv(self, ticket: Any, layout: str = "contiguous") -> Routed:
         """See ``Dispatcher``."""
+        self._check_recv(layout)
         flight: _Flight = ticket
         rows = flight.hop.pending.wait()
-        routed, flight.arrived = unpack_rows(self._layout, self.group.index, rows)
-        routed.handle = flight
+        routed, flight.arrived = unpack_rows(self._layout, self.group.index, rows, layout)
+        routed.handle, routed.epoch = flight, flight.epoch
         return routed
 
-    def combine_send(self, y: torch.Tensor, routed: Routed) -> Any:
+    def combine_send(self, y: torch.Tensor, routed: Routed, *, index: torch.Tensor | None = None) -> Any:
         """See ``Dispatcher``."""
-        self._check_outputs(y, routed)
+        self._check_open()
         flight: _Flight = routed.handle
         assert flight.arrived is not None
-        singly = self.spec.deterministic
-        values = single_rows(self.spec, y, flight.arrived.index) if singly else weighted_rows(self.spec, y, flight.arrived)
-        return flight, self._hop.send_back(flight.hop, values, singly=singly)
+        outputs, place = results(self.spec, y, routed, flight.arrived, index)
+        if self.spec.deterministic:
+            assert place is not None
+            values = single_rows(self.spec, outputs, place)
+        else:
+            values = weighted_rows(self.spec, outputs, place, flight.arrived.weights)
+        return flight, self._hop.send_back(flight.hop, values, singly=self.spec.deterministic)
 
-    def combine_recv(self, ticket: Any) -> torch.Tensor:
+    def combine_recv(self, ticket: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         """See ``Dispatcher``."""
         flight: _Flight = ticket[0]
         pending: Pending = ticket[1]
         values = pending.wait()
         if self.spec.deterministic:
-            out = ordered_sum(values, flight.hop.choice_index(), flight.weights)
+            total = ordered_sum(values, flight.hop.choice_index(), flight.weights)
         else:
-            out = ordered_sum(values, flight.hop.row_index)
-        return out.to(DTYPES[self.spec.dtype])
+            total = ordered_sum(values, flight.hop.row_index)
+        return self._deliver(total.to(DTYPES[self.spec.dtype]), out)

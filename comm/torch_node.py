@@ -15,7 +15,7 @@ import torch
 from ..parallel.group import Group, Pending
 from .base import BaseDispatcher
 from .dispatcher import EPSpec, Routed
-from .grouping import Arrived, single_rows, unpack_rows, weighted_rows
+from .grouping import Arrived, results, single_rows, unpack_rows, weighted_rows
 from .hop import Hop, HopTicket
 from .order import ordered_sum
 from .rows import DTYPES, RowLayout
@@ -37,6 +37,7 @@ class _Flight:
 
     across: HopTicket  # between nodes
     weights: torch.Tensor  # [T, k] of this rank's own tokens
+    epoch: int
     within: HopTicket | None = None  # inside the node
     arrived: Arrived | None = None
 
@@ -67,33 +68,48 @@ class TorchNodeDispatcher(BaseDispatcher):
     def _ranks(self, slots: torch.Tensor) -> torch.Tensor:
         return torch.div(slots, self.spec.slots_per_rank, rounding_mode="floor")
 
-    def dispatch_send(self, x: torch.Tensor, slot_ids: torch.Tensor, weights: torch.Tensor) -> Any:
+    def dispatch_send(
+        self,
+        x: torch.Tensor,
+        slot_ids: torch.Tensor,
+        weights: torch.Tensor,
+        n_valid: torch.Tensor | None = None,
+        *,
+        tag: int = 0,
+        capacity: int | None = None,
+        scales: torch.Tensor | None = None,
+    ) -> Any:
         """See ``Dispatcher``. Starts the hop between nodes."""
-        slots, weights = self._prepare(x, slot_ids, weights)
-        rows = self._layout.pack(x, slots, weights, self.group.index)
-        return _Flight(across=self._hop.send(rows, self._across[self._ranks(slots)]), weights=weights)
+        slots, weights = self._prepare(x, slot_ids, weights, n_valid, capacity=capacity, scales=scales)
+        rows = self._layout.pack(x, slots, weights, self.group.index, scales)
+        return _Flight(across=self._hop.send(rows, self._across[self._ranks(slots)]), weights=weights, epoch=self._epoch)
 
-    def dispatch_recv(self, ticket: Any) -> Routed:
+    def dispatch_recv(self, ticket: Any, layout: str = "contiguous") -> Routed:
         """See ``Dispatcher``. Passes on what crossed, and waits for what the others pass on."""
+        self._check_recv(layout)
         flight: _Flight = ticket
         crossed = flight.across.pending.wait()
         flight.within = self._hop.send(crossed, self._within[self._ranks(self._layout.slots(crossed))])
         rows = flight.within.pending.wait()
-        by_source = self._layout.sources(rows).argsort(stable=True)  # rows came by forwarding rank
-        routed, flight.arrived = unpack_rows(self._layout, self.group.index, rows, by_source)
-        routed.handle = flight
+        by_source = self._layout.origins(rows).argsort(stable=True)  # rows came by forwarding rank
+        routed, flight.arrived = unpack_rows(self._layout, self.group.index, rows, layout, by_source)
+        routed.handle, routed.epoch = flight, flight.epoch
         return routed
 
-    def combine_send(self, y: torch.Tensor, routed: Routed) -> Any:
+    def combine_send(self, y: torch.Tensor, routed: Routed, *, index: torch.Tensor | None = None) -> Any:
         """See ``Dispatcher``. Starts the hop back inside the node."""
-        self._check_outputs(y, routed)
+        self._check_open()
         flight: _Flight = routed.handle
         assert flight.within is not None and flight.arrived is not None
-        singly = self.spec.deterministic
-        values = single_rows(self.spec, y, flight.arrived.index) if singly else weighted_rows(self.spec, y, flight.arrived)
-        return flight, self._hop.send_back(flight.within, values, singly=singly)
+        outputs, place = results(self.spec, y, routed, flight.arrived, index)
+        if self.spec.deterministic:
+            assert place is not None
+            values = single_rows(self.spec, outputs, place)
+        else:
+            values = weighted_rows(self.spec, outputs, place, flight.arrived.weights)
+        return flight, self._hop.send_back(flight.within, values, singly=self.spec.deterministic)
 
-    def combine_recv(self, ticket: Any) -> torch.Tensor:
+    def combine_recv(self, ticket: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         """See ``Dispatcher``. Sums or sorts what came back inside the node, and takes it across."""
         flight: _Flight = ticket[0]
         pending: Pending = ticket[1]
@@ -106,5 +122,7 @@ class TorchNodeDispatcher(BaseDispatcher):
             values = ordered_sum(values, flight.within.row_index).to(dtype)
         values = self._hop.send_back(flight.across, values, singly=singly).wait()
         if singly:
-            return ordered_sum(values, flight.across.choice_index(), flight.weights).to(dtype)
-        return ordered_sum(values, flight.across.row_index).to(dtype)
+            total = ordered_sum(values, flight.across.choice_index(), flight.weights)
+        else:
+            total = ordered_sum(values, flight.across.row_index)
+        return self._deliver(total.to(dtype), out)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..parallel.linear import Stacked, gated_product, stack
 from .config import MoEConfig
-from .exchange import ExpertExchange
+from .exchange import ExpertExchange, Flight
 from .experts import Experts
 from .router import Router
 
@@ -54,6 +54,21 @@ class MoE(nn.Module):
         """Connect the layer to the expert-parallel group of its rank."""
         self.exchange = exchange
 
-    def forward(self, x: torch.Tensor, n_valid: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, n_valid: torch.Tensor | None = None, most_tokens: int | None = None) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]: routed experts, then the shared expert, summed in that order; see ``ExpertExchange.run``."""
-        return self.exchange.run(self.layer, x, self.gate, self.experts, self.shared_experts, n_valid)
+        return self.exchange.run(self.layer, x, self.gate, self.experts, self.shared_experts, n_valid, most_tokens)
+
+    def begin(self, x: torch.Tensor, n_valid: torch.Tensor | None = None, most_tokens: int | None = None) -> Flight:
+        """First part of ``forward``: the tokens are on their way. ``compute`` and ``finish`` give what ``forward`` gives."""
+        return self.exchange.begin(self.layer, x, self.gate, n_valid, most_tokens)
+
+    def compute(self, x: torch.Tensor, flight: Flight) -> torch.Tensor | None:
+        """Second part: the shared expert's output for ``x``, if there is one; routed experts compute, their results are on the way."""
+        beside = None if self.shared_experts is None else self.shared_experts(x)
+        self.exchange.compute(flight, self.experts)
+        return beside
+
+    def finish(self, flight: Flight, beside: torch.Tensor | None) -> torch.Tensor:
+        """Third part, with what ``compute`` gave: [T, hidden]."""
+        out = self.exchange.finish(flight)
+        return out if beside is None else out + beside

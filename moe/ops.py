@@ -15,6 +15,7 @@ Op = Callable[..., Any]
 _PLACES = {
     "route": ("router", "route"),
     "fused_experts": ("fused_experts", "fused_experts"),
+    "expert_rows": ("fused_experts", "expert_rows"),
     "grouped_swiglu": ("fused_experts", "grouped_swiglu_device"),
 }
 
@@ -26,6 +27,7 @@ class MoEOps:
     name: str  # "torch" or "triton"
     route: Op  # from logits to experts, weights, slots and load counts
     fused_experts: Op  # experts of tokens that are on this rank, weights applied
+    expert_rows: Op  # the same without the weights: an output for every choice
     grouped_swiglu: Op  # experts of tokens that arrived sorted by slot
 
     @classmethod

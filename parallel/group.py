@@ -69,6 +69,11 @@ class Group:
         """A group of this rank alone; needs no torch.distributed."""
         return cls(name, (rank,), 0, process_group=None, deadline_s=0.0, progress=progress or Progress(rank=rank))
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """Of torch.distributed, for libraries that set up their own connections over it; None in a group of one or when closed."""
+        return self._pg
+
     def __repr__(self) -> str:
         return f"Group({self.name}, ranks={list(self.ranks)}, index={self.index})"
 

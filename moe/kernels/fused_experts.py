@@ -12,7 +12,7 @@ import torch
 from ...parallel.kernels.quantise import quantise_activation
 from ...parallel.kernels.quantise_torch import empty_scales
 from ...parallel.kernels.tuned import config_for
-from .fused_experts_torch import ExpertWeights, check_tokens
+from .fused_experts_torch import ExpertWeights, check_tokens, output_dtype
 from .grouped_gemm import multiply
 from .grouped_gemm_hopper import hopper_programs
 from .permute import permute, segment_blocks
@@ -74,32 +74,54 @@ def _swiglu(
     return out
 
 
-def fused_experts(
-    x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights, *,
-    out_dtype: torch.dtype | None = None, config: Config | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Every token's experts, weighted and summed in fp32, slots ascending.
+def expert_rows(
+    x: torch.Tensor, slots: torch.Tensor, experts: ExpertWeights, *,
+    x_scales: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, n_rows: int | None = None, config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The output of every expert that a token chose, not yet weighted, for callers that sum where they send.
 
-    Args:
-        x: [T, hidden] bf16, fp16 or fp32, of the experts' dtype (any of them for FP8 experts).
-        slots: int32 [T, k], -1 for none; a token of nothing but -1 gives zeros.
-        weights: float32 [T, k].
-        experts: the weights of this rank's slots.
-        out_dtype: of the result; x's by default.
-        config: ``{"block", "first", "second", "path"}``: rows of a block, settings of the two products, a path for both.
+    Args: as of ``fused_experts``.
 
     Returns:
-        [T, hidden]. The outputs of the experts are rounded to x's dtype before they are weighted.
+        (y [rows, hidden], place int32 [T, k]: the row of y of each choice, -1 for none). Slots ascend with the rows. Rows that no
+        choice names hold anything.
 
     Raises:
         ValueError: tokens and experts do not fit each other.
     """
-    check_tokens(x, experts)
-    chosen = _settings(slots.numel(), experts, config)
+    check_tokens(x, experts, x_scales)
+    dtype = output_dtype(x, experts, out_dtype)
+    chosen = _settings(slots.numel() if n_rows is None else n_rows, experts, config)
     layout = permute(slots, experts.n_slots, block=chosen["block"])
-    rows, scales = permute_rows(x, layout, quantise=experts.fp8)
-    y = _swiglu(rows, scales, layout, experts, x.dtype, chosen)
-    return unpermute(y, layout.place, weights, out_dtype=out_dtype or x.dtype)
+    rows, scales = permute_rows(x, layout, quantise=experts.fp8, x_scales=x_scales, dtype=experts.gate_up.dtype)
+    return _swiglu(rows, scales, layout, experts, dtype, chosen), layout.place
+
+
+def fused_experts(
+    x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights, *,
+    x_scales: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, n_rows: int | None = None, config: Config | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Every token's experts, weighted and summed in fp32, slots ascending.
+
+    Args:
+        x: [T, hidden] bf16, fp16 or fp32, of the experts' dtype (any of them for FP8 experts), or e4m3 with ``x_scales``; rows may
+            be strided. Tokens without a choice are not read.
+        slots: int32 [T, k], -1 for none; a token of nothing but -1 gives zeros.
+        weights: float32 [T, k].
+        experts: the weights of this rank's slots.
+        x_scales: float32 [T, ceil(hidden / 128)] of tokens that are e4m3 already: FP8 experts take them as they are.
+        out_dtype: of the result; x's by default. Needed for e4m3 tokens and FP8 experts.
+        n_rows: choices to expect, which settings go by; all of ``slots`` by default. Any number of them may come.
+        config: ``{"block", "first", "second", "path"}``: rows of a block, settings of the two products, a path for both.
+
+    Returns:
+        [T, hidden]. The outputs of the experts are rounded to x's dtype (``out_dtype`` for e4m3) before they are weighted.
+
+    Raises:
+        ValueError: tokens and experts do not fit each other.
+    """
+    y, place = expert_rows(x, slots, experts, x_scales=x_scales, out_dtype=out_dtype, n_rows=n_rows, config=config)
+    return unpermute(y, place, weights, out_dtype=out_dtype or y.dtype)
 
 
 def grouped_swiglu_device(x: torch.Tensor, counts: torch.Tensor, experts: ExpertWeights, *, config: Config | None = None) -> torch.Tensor:

@@ -40,14 +40,25 @@ class ExpertWeights:
         return self.gate_up.shape[0]
 
 
-def check_tokens(x: torch.Tensor, experts: ExpertWeights) -> None:
+def check_tokens(x: torch.Tensor, experts: ExpertWeights, scales: torch.Tensor | None = None) -> None:
     """Refuse tokens of another width or dtype than the experts, or with gaps between their columns."""
-    fits = x.dtype in (torch.bfloat16, torch.float16, torch.float32) if experts.fp8 else x.dtype == experts.gate_up.dtype
+    floats = (torch.bfloat16, torch.float16, torch.float32)
+    fits = x.dtype == FP8 if scales is not None else x.dtype in floats if experts.fp8 else x.dtype == experts.gate_up.dtype
     if x.dim() != 2 or x.shape[1] != experts.gate_up.shape[2] or not fits or x.stride(1) != 1:
         found = f"{x.dtype} {tuple(x.shape)} of strides {x.stride()} for {experts.gate_up.dtype} {tuple(experts.gate_up.shape)}"
         raise ValueError(
-            f"tokens must be [T, hidden] of the experts' width and dtype (any float for FP8 experts), columns contiguous, found {found}"
+            "tokens must be [T, hidden] of the experts' width and dtype (any float for FP8 experts, e4m3 with scales), columns "
+            f"contiguous, found {found}"
         )
+
+
+def output_dtype(x: torch.Tensor, experts: ExpertWeights, out_dtype: torch.dtype | None) -> torch.dtype:
+    """Dtype of the experts' outputs before they are weighted: the tokens', or what is asked for where those are e4m3."""
+    if x.dtype != FP8:
+        return x.dtype
+    if out_dtype is None and experts.fp8:
+        raise ValueError("e4m3 tokens do not say in which dtype results are wanted; give out_dtype")
+    return out_dtype or experts.gate_up.dtype
 
 
 def _swiglu(rows: torch.Tensor, scales: torch.Tensor | None, layout: RowBlocks, experts: ExpertWeights, dtype: torch.dtype) -> torch.Tensor:
@@ -60,16 +71,27 @@ def _swiglu(rows: torch.Tensor, scales: torch.Tensor | None, layout: RowBlocks, 
     return grouped_gemm(values, experts.down, layout, a_scales=steps, b_scales=experts.down_scales, out_dtype=dtype)
 
 
+def expert_rows(
+    x: torch.Tensor, slots: torch.Tensor, experts: ExpertWeights, *,
+    x_scales: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, n_rows: int | None = None,
+    config: dict[str, Any] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """See ``fused_experts.expert_rows``."""
+    check_tokens(x, experts, x_scales)
+    dtype = output_dtype(x, experts, out_dtype)
+    layout = permute(slots, experts.n_slots, block=16)
+    rows, scales = permute_rows(x, layout, quantise=experts.fp8, x_scales=x_scales, dtype=experts.gate_up.dtype)
+    return _swiglu(rows, scales, layout, experts, dtype), layout.place
+
+
 def fused_experts(
     x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights, *,
-    out_dtype: torch.dtype | None = None, config: dict[str, Any] | None = None,
+    x_scales: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, n_rows: int | None = None,
+    config: dict[str, Any] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """See ``fused_experts.fused_experts``."""
-    check_tokens(x, experts)
-    layout = permute(slots, experts.n_slots, block=16)
-    rows, scales = permute_rows(x, layout, quantise=experts.fp8)
-    y = _swiglu(rows, scales, layout, experts, x.dtype)
-    return unpermute(y, layout.place, weights, out_dtype=out_dtype or x.dtype)
+    y, place = expert_rows(x, slots, experts, x_scales=x_scales, out_dtype=out_dtype)
+    return unpermute(y, place, weights, out_dtype=out_dtype or y.dtype)
 
 
 def grouped_swiglu_device(

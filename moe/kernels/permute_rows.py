@@ -10,50 +10,68 @@ from ...parallel.kernels.quantise import quantise_tile
 from ...parallel.kernels.quantise_torch import BLOCK as SCALED
 from ...parallel.kernels.quantise_torch import empty_scales
 from .overlap import early, enter
-from .permute_torch import Permutation
+from .permute_torch import Permutation, row_form
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step_stride"])
 def permute_rows_kernel(
-    x, place, rows, scales, width, x_stride, scale_pitch,
-    K: tl.constexpr, QUANTISE: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    x, steps, place, rows, scales, width, x_stride, step_stride, scale_pitch,
+    K: tl.constexpr, CHOICES: tl.constexpr, FORM: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, g): GROUPS * 128 columns of token t to the rows of all its choices, converted once."""
+    """Program (t, g): GROUPS * 128 columns of token t to the rows of all its choices, converted once; nothing for a token without.
+
+    FORM: "plain" converts to the rows' dtype, "quantise" makes block FP8, "scaled" takes block FP8 as it is, "widen" undoes it.
+    """
     enter(EARLY)
     token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    column = group[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = column < width
-    tile = tl.load(x + token * x_stride + column, mask=mask, other=0.0)
-    if QUANTISE:
-        tile, scale = quantise_tile(tile.to(tl.float32))
-    for c in range(K):
-        row = tl.load(place + token * K + c).to(tl.int64)
-        if row >= 0:
-            tl.store(rows + row * width + column, tile, mask=mask)
-            if QUANTISE:
-                tl.store(scales + group.to(tl.int64) * scale_pitch + row, scale, mask=group * BLOCK < width)
+    choice = tl.arange(0, CHOICES)
+    if tl.max(tl.load(place + token * K + choice, mask=choice < K, other=-1), axis=0) >= 0:
+        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+        column = group[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask, there = column < width, group * BLOCK < width
+        tile = tl.load(x + token * x_stride + column, mask=mask, other=0.0)
+        if FORM == "quantise":
+            tile, scale = quantise_tile(tile.to(tl.float32))
+        if FORM == "scaled" or FORM == "widen":
+            scale = tl.load(steps + token * step_stride + group, mask=there, other=0.0)
+        if FORM == "widen":
+            tile = (tile.to(tl.float32) * scale[:, None]).to(rows.dtype.element_ty)
+        for c in range(K):
+            row = tl.load(place + token * K + c).to(tl.int64)
+            if row >= 0:
+                tl.store(rows + row * width + column, tile, mask=mask)
+                if FORM == "quantise" or FORM == "scaled":
+                    tl.store(scales + group.to(tl.int64) * scale_pitch + row, scale, mask=there)
 
 
-def permute_rows(x: torch.Tensor, layout: Permutation, *, quantise: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def permute_rows(
+    x: torch.Tensor, layout: Permutation, *,
+    quantise: bool = False, x_scales: torch.Tensor | None = None, dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """The rows of a layout, copied from the tokens.
 
     Args:
-        x: [T, K], rows may be strided.
-        quantise: make block FP8 of them, as ``parallel.kernels.quantise`` does.
+        x: [T, K] floats, or e4m3 with ``x_scales``; rows may be strided.
+        quantise: the rows are block FP8, as ``parallel.kernels.quantise`` makes them; what is FP8 already is copied.
+        x_scales: float32 [T, ceil(K / 128)], one for each 128 values of an e4m3 ``x``; rows may be strided.
+        dtype: of the rows where they are not FP8; x's by default.
 
     Returns:
-        (rows [B * block, K] in x's dtype, None) or (e4m3 [B * block, K], float32 scales [B * block, ceil(K / 128)] lying column by
-        column). Padding rows keep whatever their memory held.
+        (rows [B * block, K], None) or (e4m3 [B * block, K], float32 scales [B * block, ceil(K / 128)] lying column by column).
+        Padding rows keep whatever their memory held.
     """
     n, width = layout.sorted_index.shape[0], x.shape[1]
-    rows = torch.empty((n, width), dtype=torch.float8_e4m3fn if quantise else x.dtype, device=x.device)
+    form = row_form(x, x_scales, quantise)
+    rows = torch.empty((n, width), dtype=torch.float8_e4m3fn if quantise else dtype or x.dtype, device=x.device)
     scales = empty_scales(n, width, x.device) if quantise else None
     groups, ahead = 8 if x.shape[0] > 64 else 2, early(x.device)
     if x.shape[0] and layout.k and width:
+        source, target = (x.view(torch.uint8), rows.view(torch.uint8)) if form == "scaled" else (x, rows)
         permute_rows_kernel[(x.shape[0], triton.cdiv(width, groups * SCALED))](
-            x, layout.place, rows, scales, width, x.stride(0), 0 if scales is None else scales.stride(1),
-            K=layout.k, QUANTISE=quantise, GROUPS=groups, BLOCK=SCALED, EARLY=ahead, num_warps=groups // 2, launch_pdl=ahead,
+            source, x_scales, layout.place, target, scales, width,
+            x.stride(0), 0 if x_scales is None else x_scales.stride(0), 0 if scales is None else scales.stride(1),
+            K=layout.k, CHOICES=triton.next_power_of_2(layout.k), FORM=form, GROUPS=groups, BLOCK=SCALED, EARLY=ahead,
+            num_warps=groups // 2, launch_pdl=ahead,
         )  # fmt: skip
     return rows, scales
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ...parallel.kernels.quantise_torch import BLOCK as SCALED
+from ...parallel.kernels.quantise_torch import empty_scales, quantise_activation
+
 BLOCKS = (16, 32, 64, 128)
 
 
@@ -113,14 +116,39 @@ def permute(slots: torch.Tensor, n_slots: int, *, block: int) -> Permutation:
     )
 
 
-def permute_rows(x: torch.Tensor, layout: Permutation, *, quantise: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See ``permute_rows.permute_rows``; padding rows are zeros here."""
-    from ...parallel.kernels.quantise_torch import quantise_activation
+def row_form(x: torch.Tensor, x_scales: torch.Tensor | None, quantise: bool) -> str:
+    """How rows are made of tokens: see ``permute_rows.permute_rows_kernel``. Refuses e4m3 without scales and the reverse."""
+    if (x.dtype == torch.float8_e4m3fn) != (x_scales is not None):
+        found = "no scales" if x_scales is None else f"scales of shape {tuple(x_scales.shape)}"
+        raise ValueError(f"e4m3 tokens, and only they, need scales of 128 values each, found {x.dtype} with {found}")
+    if x_scales is not None and tuple(x_scales.shape) != (x.shape[0], -(-x.shape[1] // SCALED)):
+        raise ValueError(f"tokens {tuple(x.shape)} need one scale per {SCALED} values, found scales of shape {tuple(x_scales.shape)}")
+    if x_scales is not None:
+        return "scaled" if quantise else "widen"
+    return "quantise" if quantise else "plain"
 
-    index = layout.sorted_index.long()
-    rows = x[torch.div(index.clamp(min=0), max(layout.k, 1), rounding_mode="floor")] if len(x) else x.new_zeros(len(index), x.shape[1])
-    rows = torch.where((index >= 0)[:, None], rows, 0)
-    return quantise_activation(rows) if quantise else (rows, None)
+
+def permute_rows(
+    x: torch.Tensor, layout: Permutation, *,
+    quantise: bool = False, x_scales: torch.Tensor | None = None, dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """See ``permute_rows.permute_rows``; padding rows are zeros here."""
+    index, form = layout.sorted_index.long(), row_form(x, x_scales, quantise)
+    token, real = torch.div(index.clamp(min=0), max(layout.k, 1), rounding_mode="floor"), (index >= 0)[:, None]
+
+    def pick(values: torch.Tensor) -> torch.Tensor:
+        rows = values[token] if len(values) else values.new_zeros(len(index), values.shape[1])
+        return torch.where(real, rows, torch.zeros((), dtype=values.dtype, device=values.device))
+
+    if x_scales is not None:
+        values, steps = pick(x.view(torch.uint8)).view(torch.float8_e4m3fn), pick(x_scales)
+        if form == "widen":
+            wide = values.float() * steps.repeat_interleave(SCALED, dim=1)[:, : x.shape[1]]
+            return wide.to(dtype or x.dtype), None
+        scales = empty_scales(len(index), x.shape[1], x.device)
+        return values, scales.copy_(steps)
+    rows = pick(x)
+    return quantise_activation(rows) if quantise else (rows.to(dtype or x.dtype), None)
 
 
 def unpermute(y: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, *, out_dtype: torch.dtype) -> torch.Tensor:

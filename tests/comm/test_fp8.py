@@ -57,7 +57,8 @@ def test_row_bytes_and_round_trip(payload: str, dtype: str, hidden: int, k: int,
     slots = torch.randint(-1, 32, (5, k), generator=gen)
     weights = torch.rand(5, k, generator=gen)
     rows = layout.pack(x, slots, weights, 3)
+    first = 3 * layout.spec.max_tokens
     want = {"fp8": lambda: dequantise(*quantise(x), x.dtype), "bf16": lambda: x.bfloat16().to(x.dtype), "native": lambda: x}[payload]()
     assert torch.equal(layout.values(rows), want) and torch.equal(layout.slots(rows), slots)
-    assert torch.equal(layout.weights(rows), weights) and layout.sources(rows).tolist() == [3] * 5
+    assert torch.equal(layout.weights(rows), weights) and layout.origins(rows).tolist() == list(range(first, first + 5))
     assert bool((layout.slots(layout.empty_rows(4, x.device)) == -1).all())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rorqual.comm import select
 from rorqual.comm.dispatcher import EPSpec
 from rorqual.comm.local import LocalDispatcher
 from rorqual.comm.select import choose, explain, make_dispatcher
@@ -50,10 +51,11 @@ def test_auto_looks_at_nodes() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match="unknown all-to-all backend 'smoke'; known: auto, local, torch, torch_node, torch_static"):
+    known = "auto, local, torch, torch_node, torch_static, symm, nvshmem, nvshmem_node, deep_ep, deep_ep_ll, shm"
+    with pytest.raises(ValueError, match=f"unknown all-to-all backend 'smoke'; known: {known}"):
         make_dispatcher("smoke", Grid.single(torch.device("cpu")), SPEC)
     with pytest.raises(ValueError, match="'torch_node' cannot be used here: node-limited dispatch needs the same number"):
-        make_dispatcher("torch_node", pretend((0, 0, 1)), replace(SPEC, n_ranks=3))
+        choose("torch_node", pretend((0, 0, 1)))
     with pytest.raises(ValueError, match="'local' cannot be used here: experts are spread over 2 ranks"):
         choose("local", pretend((0, 0)))
     with pytest.raises(ValueError, match="the node map has 2 entries, the expert group 1 ranks"):
@@ -68,7 +70,7 @@ def test_what_cannot_be() -> None:
         ({"hidden": 0}, "EPSpec.hidden must be at least 1, found 0"),
         ({"top_k": 0}, "EPSpec.top_k must be at least 1, found 0"),
         ({"max_tokens": 0}, "EPSpec.max_tokens must be at least 1, found 0"),
-        ({"payload": "int4"}, "EPSpec.payload must be one of native, bf16, fp8, found 'int4'"),
+        ({"payload": "int4"}, "EPSpec.payload must be one of native, bf16, fp8, fp8_ue8m0, bytes, found 'int4'"),
         ({"dtype": "int8"}, "EPSpec.dtype must be one of float32, bfloat16, float16, found 'int8'"),
     ],
 )
@@ -93,3 +95,15 @@ def made(ranks_per_node: int) -> list[str]:
 
 def test_backends_of_real_grids() -> None:
     assert run_ranks(made, 4, 2)[3] == ["TorchNodeDispatcher", "TorchDispatcher", "TorchStaticDispatcher", "LocalDispatcher"]
+
+
+def test_auto_takes_torch_where_memory_cannot_be_mapped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("the ranks' GPUs differ, but their numbers are [0, 0]")
+
+    monkeypatch.setattr(select, "check_places", refuse)
+    with caplog.at_level("WARNING"):
+        assert (
+            select._where_mapped("symm", pretend((0, 0))) == "torch" and select._where_mapped("torch_node", pretend((0, 1))) == "torch_node"
+        )
+    assert "their numbers are [0, 0]; auto takes torch" in caplog.text

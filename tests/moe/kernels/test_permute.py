@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from rorqual.comm.fp8 import dequantise, quantise
 from rorqual.comm.order import ordered_sum, sort_choices
 from rorqual.moe.kernels import permute as kernels
 from rorqual.moe.kernels import permute_rows as moves
@@ -14,6 +17,13 @@ from rorqual.moe.kernels import permute_torch as plain
 from tests.kernels.offline import SMEM_LIMIT, Report, Spec, compile_reports
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where no GPU is")
+#: form of ``permute_rows_kernel`` -> types of what it reads and writes
+FORMS = {
+    "quantise": {},
+    "plain": {"rows": "*bf16"},
+    "scaled": {"x": "*u8", "rows": "*u8"},
+    "widen": {"x": "*fp8e4nv", "rows": "*bf16"},
+}
 SHAPES = [(1, 8, 16, 16), (7, 3, 5, 16), (0, 2, 4, 16), (33, 8, 12, 32), (9, 1, 1, 128), (600, 8, 9, 64)]
 
 
@@ -104,6 +114,48 @@ def test_fp8_rows_have_the_scales_of_the_tokens() -> None:
     assert scales is not None and expected is not None and torch.equal(scales[real], expected[real])
 
 
+def travelled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as block FP8 in rows of a wire: values, then scales, then a gap."""
+    values, scales = quantise(x)
+    width, steps = x.shape[1], scales.shape[1]
+    wire = torch.full((len(x), width + 4 * steps + 16), 0x7F, dtype=torch.uint8)
+    wire[:, :width] = values.view(torch.uint8)
+    wire[:, width : width + 4 * steps].view(torch.float32).copy_(scales)
+    return wire[:, :width].view(torch.float8_e4m3fn), wire[:, width : width + 4 * steps].view(torch.float32)
+
+
+@interpreted
+@pytest.mark.parametrize("module", [moves, plain], ids=["kernel", "plain"])
+def test_rows_that_arrive_as_fp8_keep_their_bits(module: Any) -> None:
+    slots, (values, steps) = random_slots(9, 2, 4), travelled(torch.randn(9, 300))
+    layout = kernels.permute(slots, 4, block=16)
+    real = layout.sorted_index >= 0
+    token = layout.sorted_index[real].long() // 2
+    rows, scales = module.permute_rows(values, layout, quantise=True, x_scales=steps)
+    assert rows.dtype == torch.float8_e4m3fn and scales is not None and scales.stride(0) == 1
+    assert torch.equal(rows[real].view(torch.uint8), values[token].view(torch.uint8)) and torch.equal(scales[real], steps[token])
+    wide, none = module.permute_rows(values, layout, x_scales=steps, dtype=torch.float32)
+    assert none is None and torch.equal(wide[real], dequantise(values, steps, torch.float32)[token])
+
+
+@interpreted
+def test_tokens_without_a_choice_are_not_read() -> None:
+    """They may be anything, as rows of a wire that nobody sent are."""
+    slots = torch.tensor([[0, 2], [-1, -1], [-1, 1]], dtype=torch.int32)
+    x = torch.randn(3, 128)
+    layout = plain.permute(slots, 3, block=16)
+    rows = moves.permute_rows(x, layout)[0]
+    assert torch.equal(rows[layout.place[0].long()], x[:1].expand(2, 128)) and torch.equal(rows[int(layout.place[2, 1])], x[2])
+
+
+def test_scales_come_with_e4m3_only() -> None:
+    layout = plain.permute(random_slots(4, 2, 4), 4, block=16)
+    values, steps = travelled(torch.randn(4, 300))
+    for x, scales, found in ((values, None, "no scales"), (values.float(), steps, "torch.float32"), (values, steps[:, :2], r"\(4, 2\)")):
+        with pytest.raises(ValueError, match=found):
+            plain.permute_rows(x, layout, x_scales=scales)
+
+
 def test_sum_has_the_order_of_the_dispatchers() -> None:
     """Ascending slots, whatever the columns say: bit for bit what ``comm.order`` gives."""
     slots, weights, y = random_slots(30, 4, 7), torch.rand(30, 4), torch.randn(1000, 48)
@@ -128,7 +180,8 @@ def test_refusals_name_what_was_found(slots: torch.Tensor, block: int, said: str
 def reports() -> list[Report]:
     pointers = ("slots", "counts", "offsets", "sorted_index", "place", "block_slot", "block_row", "block_rows", "n_blocks")
     place = {**dict.fromkeys(pointers, "*i32"), "n": "i32", "n_slots": "i32", "bound": "i32"}
-    rows = {"x": "*bf16", "place": "*i32", "rows": "*fp8e4nv", "scales": "*fp32", "width": "i32", "x_stride": "i32", "scale_pitch": "i32"}
+    rows = {"x": "*bf16", "steps": "*fp32", "place": "*i32", "rows": "*fp8e4nv", "scales": "*fp32"}
+    rows |= dict.fromkeys(("width", "x_stride", "step_stride", "scale_pitch"), "i32")
     back = {"y": "*bf16", "place": "*i32", "weights": "*fp32", "out": "*bf16", "width": "i32", "y_stride": "i32", "weight_stride": "i32"}
     module = "rorqual.moe.kernels.permute:"
     return compile_reports(
@@ -141,9 +194,13 @@ def reports() -> list[Report]:
         ]
         + [
             Spec(
-                fn="rorqual.moe.kernels.permute_rows:permute_rows_kernel", signature=rows, aligned=("x", "rows", "width", "x_stride"),
-                constexprs={"K": 8, "QUANTISE": True, "GROUPS": 8, "BLOCK": 128, "EARLY": True},
-            ),
+                fn="rorqual.moe.kernels.permute_rows:permute_rows_kernel", signature=rows | kinds,
+                aligned=("x", "rows", "width", "x_stride"),
+                constexprs={"K": 8, "CHOICES": 8, "FORM": form, "GROUPS": 8, "BLOCK": 128, "EARLY": True},
+            )
+            for form, kinds in FORMS.items()
+        ]
+        + [
             Spec(
                 fn="rorqual.moe.kernels.permute_rows:unpermute_kernel", signature=back,
                 constexprs={"K": 8, "CHOICES": 8, "BLOCK": 1024, "EARLY": True},

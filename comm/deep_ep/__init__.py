@@ -1,0 +1,18 @@
+"""The library deep_ep behind the protocol of this room: its V2 buffers, and the low-latency mode of its V1 buffers."""
+
+from __future__ import annotations
+
+import torch
+
+from ...parallel.group import Group
+from ..base import BaseDispatcher
+from ..dispatcher import EPSpec
+
+
+def make(group: Group, spec: EPSpec, device: torch.device, *, low_latency: bool = False) -> BaseDispatcher:
+    """The backend "deep_ep", or "deep_ep_ll" with ``low_latency``. Collective; ValueError if it is not installed or not for ``spec``."""
+    from .elastic import ElasticDispatcher
+    from .low_latency import LowLatencyDispatcher
+
+    torch.cuda.set_device(device)  # the library works on the current device
+    return LowLatencyDispatcher(group, spec) if low_latency else ElasticDispatcher(group, spec)

@@ -1,0 +1,1 @@
+"""Kernels of dispatch and combine over mapped memory, and their plain twins (``*_torch``)."""

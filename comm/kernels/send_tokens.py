@@ -1,0 +1,258 @@
+"""One launch that stores every token into the workspaces of the ranks of its experts, and says that it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..blocks import value_dtype
+from ..heap.peers import Peers
+from ..state import PeerState
+from ..wire import DISPATCH, FP8_BLOCK, Wire
+from .device import is_last, may_send, pointer_at, raise_flags
+from .launching import as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
+from .tiles import load_tile, quantise_tile, store_scales, store_tile
+
+_COUNTED = tl.constexpr(128)  # tokens whose rows are counted at once
+_MOST_CHOICES = 2048  # ids and weights that a program copies at once
+_MOST_IN_TURN = 16  # ranks that are gone through for every token; among more, its choices are
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_IDS = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendConfig:
+    """How a send is launched. A program has ``tokens`` x ``piece`` values, or words, in registers and as many on the way."""
+
+    tokens: int  # that a program handles at once; a power of two
+    piece: int  # values, or words, of each; a power of two, for FP8 from 128
+    warps: int  # of a program
+
+
+@triton.jit
+def _store_choices(pointers, served, lane, chosen, weight, at, inside, place, channel_at, ids_at, weights_at, me, n_ranks):
+    """Choices ``at`` [N] of this rank's tokens to everybody who is ``served`` [RANKS]; ``place`` is this rank's first."""
+    for i in range(0, n_ranks):
+        rank = (me + 1 + i) % n_ranks
+        base = tl.load(pointers + rank) + channel_at
+        there = inside & (tl.max((served & (lane == rank)).to(tl.int32), 0) != 0)
+        tl.store(pointer_at(base + ids_at, tl.int32) + place + at, chosen, mask=there)
+        tl.store(pointer_at(base + weights_at, tl.float32) + place + at, weight, mask=there)
+
+
+@triton.jit
+def _destinations(ids, token, there, active, takers, n_ranks, slots_per_rank, K: tl.constexpr, MANY: tl.constexpr):
+    """int32 [N] of the tokens ``token`` [N]: bits of their ranks among ``takers``; MANY: of the choices that are a rank's first."""
+    bits = token * 0
+    for j in tl.static_range(K):
+        chosen = tl.load(ids + token.to(tl.int64) * K + j, mask=there, other=-1).to(tl.int32)
+        valid = (chosen >= 0) & (chosen < n_ranks * slots_per_rank)
+        rank = tl.where(valid, chosen // slots_per_rank, 0)
+        if MANY:
+            first = valid & (tl.load(active + rank) != 0)
+            for i in tl.static_range(j):
+                before = tl.load(ids + token.to(tl.int64) * K + i, mask=there, other=-1).to(tl.int32)
+                first = first & ((before < 0) | (before // slots_per_rank != rank))
+            bits |= first.to(tl.int32) << j
+        else:
+            bits |= tl.where(valid, 1 << rank, 0)
+    return bits if MANY else bits & takers
+
+
+@triton.jit
+def _count_rows(
+    ids, sent, active, program, n, takers, may, me, n_ranks, slots_per_rank,
+    TOKENS: tl.constexpr, K: tl.constexpr, RANKS: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """Add the rows that this program stores for every other rank to ``sent``; while its first tokens are on their way."""
+    at, lane = tl.arange(0, _COUNTED), tl.arange(0, RANKS)
+    first, rows = program * 0, lane * 0
+    while (program + first // TOKENS * tl.num_programs(0)) * TOKENS < n:
+        token = (program + (first + at) // TOKENS * tl.num_programs(0)) * TOKENS + at % TOKENS
+        bits = _destinations(ids, token, token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
+        if MANY:
+            for j in range(0, K):
+                chosen = tl.load(ids + token.to(tl.int64) * K + j, mask=token < n, other=0).to(tl.int32)
+                rank = tl.where(chosen >= 0, chosen // slots_per_rank, 0)
+                hit = may & ((bits >> j) & 1 != 0) & (rank != me)
+                tl.atomic_add(sent + rank, (at * 0 + 1).to(tl.int64), mask=hit, sem="relaxed", scope="gpu")
+        else:
+            for rank in range(0, n_ranks):
+                rows += tl.where(lane == rank, tl.sum((bits >> rank) & 1, 0), 0)
+        first += _COUNTED
+    if not MANY:
+        tl.atomic_add(sent + lane, rows.to(tl.int64), mask=(rows > 0) & (lane != me), sem="relaxed", scope="gpu")
+
+
+@triton.jit(
+    do_not_specialize=[
+        "n_tokens", "channel", "first_row", "channel_at", "ids_at", "weights_at", "rows_at", "row_bytes", "flag_at",
+        "me", "n_ranks", "slots_per_rank", "scales_pitch", "scales_step",
+    ]
+)  # fmt: skip
+def send_tokens_kernel(
+    pointers, active, epoch, arrived, sent, status, x, scales, ids, weights, n_valid,
+    n_tokens, channel, first_row, channel_at, ids_at, weights_at, rows_at, row_bytes, flag_at,
+    me, n_ranks, slots_per_rank, x_pitch, scales_pitch, scales_step,
+    WIDTH: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, GROUPS: tl.constexpr, COLS: tl.constexpr,
+    K: tl.constexpr, CHOICES: tl.constexpr, RANKS: tl.constexpr, MANY: tl.constexpr,
+    QUANTISE: tl.constexpr, UE8M0: tl.constexpr, FIXES: tl.constexpr, CAST: tl.constexpr, ON_GPU: tl.constexpr,
+    SCALES: tl.constexpr, BLOCKS: tl.constexpr, SCALES_AT: tl.constexpr,
+):  # fmt: skip
+    """Tiles of TOKENS tokens are dealt out to the programs in turn, piece by piece; the next piece is on its way while one is stored.
+
+    ``first_row`` is the place of this rank's first token, ``rows_at`` its block in a channel. Peers are served in the order of
+    their distance, this rank last, so that not all ranks begin with the same one.
+    """
+    pieces: tl.constexpr = (WIDTH + GROUPS * COLS - 1) // (GROUPS * COLS)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    n = n_tokens
+    if n_valid is not None:
+        n = tl.maximum(tl.minimum(n, tl.load(n_valid)), 0)
+    lane = tl.arange(0, RANKS)
+    bases = tl.load(pointers + lane, mask=lane < n_ranks, other=0)
+    served = (bases != 0) & (tl.load(active + lane, mask=lane < n_ranks, other=0) != 0)
+    row = tl.arange(0, TOKENS * GROUPS)
+    line, within = row // GROUPS, row % GROUPS * COLS
+    tiles = (n + TOKENS - 1) // TOKENS
+    steps = tl.maximum((tiles - program + programs - 1) // programs, 0) * pieces
+    token = program * TOKENS + line
+    tile = load_tile(x, x_pitch * UNIT, token, within, token < n, WIDTH, COLS)
+    now = tl.load(epoch + channel) + 1
+    at = program * CHOICES + tl.arange(0, CHOICES)
+    chosen = tl.load(ids + at, mask=at < n * K, other=-1).to(tl.int32)
+    weight = tl.load(weights + at, mask=at < n * K, other=0.0)
+    may = may_send(status, active)
+    served = served & may
+    takers = tl.reduce_or(tl.where(served, 1 << (lane & 31), 0), 0)
+    bits = _destinations(ids, token, token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
+    _count_rows(ids, sent, active, program, n, takers, may, me, n_ranks, slots_per_rank, TOKENS, K, RANKS, MANY)
+    for step in range(0, steps):
+        piece = step % pieces
+        column = piece * (GROUPS * COLS) + within
+        place = token.to(tl.int64) * row_bytes
+        after = step + 1
+        next_token = (program + after // pieces * programs) * TOKENS + line
+        ahead = load_tile(x, x_pitch * UNIT, next_token, after % pieces * (GROUPS * COLS) + within, next_token < n, WIDTH, COLS)
+        if QUANTISE:
+            value, scale = quantise_tile(tile.to(tl.float32), UE8M0, FIXES)
+        elif CAST:
+            value, scale = tile.to(tl.bfloat16).to(tl.int16, bitcast=True), 0
+        else:
+            value, scale = tile, 0
+        if SCALES > 0:
+            block = tl.arange(0, BLOCKS)[None, :]
+            with_scale = (token < n)[:, None] & (block < SCALES) & (piece == 0)
+            given = tl.load(scales + token.to(tl.int64)[:, None] * scales_pitch + block * scales_step, mask=with_scale, other=0.0)
+        for i in range(0, K if MANY else n_ranks):
+            if MANY:
+                one_id = tl.load(ids + token.to(tl.int64) * K + i, mask=token < n, other=0).to(tl.int32)
+                rank = tl.where(one_id >= 0, one_id // slots_per_rank, 0)
+                base = tl.load(pointers + rank)
+                hit = ((bits >> i) & 1 != 0) & (base != 0) & may
+            else:
+                rank = me + 1 + i
+                rank = tl.where(rank < n_ranks, rank, rank - n_ranks)
+                base = tl.load(pointers + rank)
+                hit = (bits >> rank) & 1 != 0
+            address = base + channel_at + rows_at + place  # 64 bits from the start: the two offsets may come as 32
+            store_tile(address, column, value, hit, WIDTH, COLS)
+            if QUANTISE:
+                store_scales(address, column, scale, hit, WIDTH, ON_GPU)
+            if SCALES > 0:
+                tl.store(pointer_at(address, tl.float32)[:, None] + (SCALES_AT + block), given, mask=hit[:, None] & with_scale)
+        if after % pieces == 0:
+            bits = _destinations(ids, next_token, next_token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
+        tile, token = ahead, next_token
+    while program * CHOICES < n * K:  # once, but for uncommon shapes
+        at = program * CHOICES + tl.arange(0, CHOICES)
+        if program != tl.program_id(0):
+            chosen = tl.load(ids + at, mask=at < n * K, other=-1).to(tl.int32)
+            weight = tl.load(weights + at, mask=at < n * K, other=0.0)
+        _store_choices(
+            pointers, served, lane, chosen, weight, at, at < n * K, first_row * K, channel_at, ids_at, weights_at, me, n_ranks
+        )  # fmt: skip
+        program += programs
+    if is_last(arrived + 2 * channel):
+        tl.store(epoch + channel, now)
+        raise_flags(bases + channel_at, served, flag_at, n, now)
+        tl.atomic_add(sent + n_ranks + lane, (lane * 0).to(tl.int64) + n, mask=served & (lane != me), sem="relaxed", scope="gpu")
+
+
+def _config(n_tokens: int, width: int, programs: int) -> SendConfig:
+    """As many tokens at once as keep all programs busy, in pieces of 16 values a thread."""
+    tokens = lanes_of(max(1, min(16, n_tokens // max(1, programs))))
+    piece = max(FP8_BLOCK, min(8192 // tokens, lanes_of(width)))
+    return SendConfig(tokens=tokens, piece=piece, warps=max(1, min(16, tokens * piece // 512)))
+
+
+def send_tokens(
+    wire: Wire,
+    peers: Peers,
+    state: PeerState,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    channel: int,
+    n_valid: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    tag: int = 0,
+    programs: int,
+    config: SendConfig | None = None,
+) -> None:
+    """Start dispatch number ``state.epoch[channel] + 1``: rows, ids and weights of this rank's tokens to their places.
+
+    Args:
+        wire: the layout.
+        peers: the workspaces.
+        state: of this rank's dispatcher; ``epoch`` rises by one. After a failure nothing else happens, see ``device.may_send``.
+        x: [T, hidden] with contiguous columns, T <= ``wire.max_tokens``: floats, which travel as they are or rounded to what the
+            payload says, bit for bit as ``comm.fp8.quantise`` rounds; or e4m3 or bytes, of an FP8 payload with ``scales``.
+        ids: [T, k] int32 or int64 global slots in any order, -1 for none.
+        weights: [T, k] float32.
+        channel: of the workspace, free.
+        n_valid: int32 [1] on the device: tokens that are sent, None for all.
+        scales: float32 [T, n_scales] of ``x`` that is FP8 already, any strides.
+        tag: names the call; not used by a send.
+        programs: the most that are launched, so the most multiprocessors that are taken.
+        config: overrides how it is launched.
+
+    Raises:
+        ValueError: an argument does not have this form, or there are more rows than the layout has room for.
+    """
+    check_rows("x", x, wire.hidden, wire.max_tokens)
+    n, k = x.shape[0], wire.top_k
+    check_choices("ids", ids, n, k, _IDS)
+    check_choices("weights", weights, n, k, (torch.float32,))
+    fp8 = wire.n_scales > 0
+    quantise = fp8 and x.dtype in _FLOATS
+    if fp8 and not quantise and (scales is None or tuple(scales.shape) != (n, wire.n_scales)):
+        found = None if scales is None else tuple(scales.shape)
+        raise ValueError(f"x of {x.dtype} in an FP8 payload needs scales [{n}, {wire.n_scales}], found {found}; pass both of a quantiser")
+    cast = wire.payload == "bf16" and x.dtype in (torch.float32, torch.float16)
+    if not (quantise or cast):
+        if x.element_size() != value_dtype(wire).itemsize:
+            raise ValueError(f"x is {x.dtype}, a payload of {wire.payload!r} carries {value_dtype(wire)}; cast it")
+        x = as_words(x)
+    width, me = x.shape[1], peers.rank
+    config = config or _config(n, width, programs)
+    groups, cols = (config.piece // FP8_BLOCK, FP8_BLOCK) if quantise else (1, config.piece)
+    pitch, unit = pitch_units(x)
+    row, given = me * wire.max_tokens, wire.n_scales if fp8 and not quantise else 0
+    grid = grid_of(programs, triton.cdiv(n, config.tokens))
+    send_tokens_kernel[(grid,)](
+        peers.pointers, state.active, state.epoch, state.arrived, state.sent, state.status, x, scales, ids, weights, n_valid,
+        n, channel, row, channel * wire.channel_bytes, wire.ids_at, wire.weights_at,
+        wire.rows_at + row * wire.row_bytes, wire.row_bytes, 16 * (DISPATCH * wire.n_ranks + me),
+        me, wire.n_ranks, wire.slots_per_rank, pitch, *((0, 0) if scales is None else scales.stride()),
+        WIDTH=width, UNIT=unit, TOKENS=config.tokens, GROUPS=groups, COLS=cols,
+        K=k, CHOICES=max(128, min(_MOST_CHOICES, lanes_of(triton.cdiv(n * k, grid)))),
+        RANKS=lanes_of(wire.n_ranks), MANY=wire.n_ranks > _MOST_IN_TURN,
+        QUANTISE=quantise, UE8M0=wire.payload == "fp8_ue8m0", FIXES=2 if x.dtype == torch.float32 else 1, CAST=cast, ON_GPU=x.is_cuda,
+        SCALES=given, BLOCKS=lanes_of(max(given, 1)), SCALES_AT=wire.value_bytes // 4,
+        num_warps=config.warps, maxnreg=registers_of(config.warps),
+    )  # fmt: skip

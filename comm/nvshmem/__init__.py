@@ -1,0 +1,1 @@
+"""NVSHMEM below expert parallelism: the installed libraries, the runtime of this process, and device functions for Triton kernels."""

@@ -1,0 +1,1 @@
+"""Triton kernels that call NVSHMEM. Imported only once a runtime is there."""

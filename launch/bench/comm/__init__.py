@@ -1,0 +1,1 @@
+"""Expert-parallel exchange: what it must do, and how fast it is."""
