@@ -34,6 +34,8 @@ class AttentionBatch:
     groups: tuple[TileGroup, ...]  # single-token requests first, then the others; empty groups left out; () in a static batch
     n_valid: torch.Tensor | None = None  # [1] int32, tokens that exist; later ones are padding. None: all of them
     tier: TierStep | None = None  # where latent pages are; None: all on the device, under the numbers of ``page_table``
+    most_tokens: int | None = None  # bound of T over all replicas, the same number on all ranks; None: not known
+    halves: tuple[AttentionBatch, AttentionBatch] | None = None  # the tokens in two batches to take turns; each has no halves
     starts: np.ndarray | None = None  # [R] keys before this step, on the host; None in a static batch
     counts: np.ndarray | None = None  # [R] tokens of this step, on the host; None in a static batch
     _memo: dict[Any, Any] = field(default_factory=dict)
@@ -123,6 +125,7 @@ class AttentionBatch:
         ends: torch.Tensor | None = None,
         write_rows: torch.Tensor | None = None,
         tier: TierStep | None = None,
+        most_tokens: int | None = None,
     ) -> AttentionBatch:
         """A batch whose shapes say nothing of its contents, for captured graphs; only the Triton path takes it.
 
@@ -152,6 +155,7 @@ class AttentionBatch:
             groups=(),
             n_valid=n_valid,
             tier=tier,
+            most_tokens=most_tokens,
         )
 
     @classmethod

@@ -148,6 +148,7 @@ def resolve(
         n_valid=where.n_valid,
         scores=scores if scored else None,
         policy="score" if scored else "lru",
+        usual=tables.usual_rows,
     )
     return found.rows, Copies(source=found.source, target=found.target, count=found.count)
 

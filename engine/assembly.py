@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ..attention.kv.cache import KVCache, kv_bytes_per_token
+from ..attention.kv.sizes import kv_bytes
 from ..attention.mla import layer_has_indexer
 from ..parallel.agree import together
 from ..parallel.grid import Grid, GridSpec
 from ..parallel.store import ranks_of_host
 from .config import EngineConfig
+from .exchange_watch import ExchangeWatch, Place
+from .expert_settings import halves_from
+from .graph_batch import decode_batch
 from .graph_key import context_classes, graph_sizes
 from .graphs import DecodeGraphs
 from .memory import free_bytes, pool_pages
 from .model_config import ModelConfig
 from .models.build import Stage
 from .models.targets import is_known
+from .offload.host_pages import HostPages
 from .offload.mover import Mover
 from .offload.pools import OffloadPools, make_pools
 from .offload.sizing import OffloadShape
 from .offload.tier_places import TierPlaces
 from .runner import Runner
 from .scheduling.scheduler import Scheduler, SchedulerConfig
+from .sharing.prefix_share import PrefixShare
 from .streams import SideStream
 from .tables import DeviceTables
 from .weights.dummy import fill_dummy
+from .weights.fingerprint import weights_fingerprint
 from .weights.loader import LoadReport, load_weights
 
 
@@ -100,19 +108,35 @@ def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
     return "bfloat16" if name == "float16" else name
 
 
+def index_dtype(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> str:
+    """Format of the cached index keys.
+
+    Raises:
+        ValueError: one is asked for, but the model has no indexer.
+    """
+    if config.index_cache_dtype == "auto":
+        return kv_dtype(config, dtype)
+    if model.attention.indexer is None:
+        raise ValueError(f"index_cache_dtype {config.index_cache_dtype} is of no use: the model has no indexer; use auto, or leave it out")
+    return config.index_cache_dtype
+
+
 def make_cache(grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int) -> KVCache:
     """The paged cache of this rank's layers, with as many pages as the smallest pool of the world has. Collective.
 
     Raises:
         ValueError: on every rank, when no page fits on one of them.
     """
-    mla, rows = model.attention, kv_dtype(config, dtype)
+    mla, rows, keys = model.attention, kv_dtype(config, dtype), index_dtype(config, model, dtype)
     has_indexer = [layer_has_indexer(mla, layer) for layer in stage.layers]
-    per_token = kv_bytes_per_token(mla, has_indexer, rows)
+    per_token = kv_bytes_per_token(mla, has_indexer, rows, keys)
     available = free_bytes(grid.device, config, ranks_of_host(grid.world.size))
     pages = together(grid, lambda: pool_pages(config, max_model_len=max_len, bytes_per_token=per_token, available=available))
     pages = int(grid.world.gather_ints([pages]).min())
-    return KVCache(mla, has_indexer, pages, config.page_size, rows, dtype, grid.device)
+    cache = KVCache(mla, has_indexer, pages, config.page_size, rows, dtype, grid.device, index_dtype=keys)
+    planned = kv_bytes(mla, has_indexer, rows, n_pages=pages, page_size=config.page_size, index_dtype=keys).total
+    assert cache.n_bytes == planned, f"planned {planned} bytes on the device, allocated {cache.n_bytes}"
+    return cache
 
 
 def offload_shape(stage_layers: range, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int) -> OffloadShape:
@@ -121,22 +145,25 @@ def offload_shape(stage_layers: range, config: EngineConfig, model: ModelConfig,
         mla=model.attention,
         has_indexer=tuple(layer_has_indexer(model.attention, layer) for layer in stage_layers),
         dtype=kv_dtype(config, dtype),
+        index_dtype=index_dtype(config, model, dtype),
         page_size=config.page_size,
         policy=config.kv_offload,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_len,
         step_tokens=config.max_num_batched_tokens,
         hot_slots=config.kv_hot_slots,
+        hot_slots_max=config.kv_hot_slots_max,
         tokens=config.max_total_tokens,
         device_tokens=config.kv_device_tokens,
         scored=config.kv_hot_policy == "score",
+        directory=config.kv_prefix_directory,
     )
 
 
 def make_offload(
-    grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int
+    grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_len: int, folder: Path
 ) -> OffloadPools | None:
-    """The pools of both tiers; None without offloading. Collective.
+    """The pools of both tiers, and the part in a prefix directory; None without offloading. ``folder``: of the model. Collective.
 
     Raises:
         ValueError: on every rank, when the model is dense or memory is short on one of them.
@@ -144,10 +171,20 @@ def make_offload(
     if config.kv_offload == "off":
         return None
     shape = offload_shape(stage.layers, config, model, dtype, max_len)
-    together(grid, lambda: shape.hot_pages)
+    together(grid, lambda: shape.most_hot_pages)
     available = free_bytes(grid.device, config, ranks_of_host(grid.world.size))
+    weights = ""
+    if config.kv_prefix_directory:
+        weights = weights_fingerprint(folder, made_up=config.load_format == "dummy", seed=config.seed)
     return make_pools(
-        grid, shape, config, n_layers=model.n_layers, first_layer=stage.layers.start, available=available, compute_dtype=dtype
+        grid,
+        shape,
+        config,
+        weights=weights,
+        n_layers=model.n_layers,
+        first_layer=stage.layers.start,
+        available=available,
+        compute_dtype=dtype,
     )
 
 
@@ -172,12 +209,23 @@ def make_runner(
     if pools is not None:
         topk = pools.limits.topk
         mover = Mover(
-            cache=cache, pool=pools.host, staging=tables.staging, topk=topk, writes=pools.writes, shared=pools.shared, debug=debug
-        )
+            cache=cache, pool=pools.host, staging=tables.staging, topk=topk, writes=pools.writes, shared=pools.shared, keys=pools.keys,
+            debug=debug,
+        )  # fmt: skip
     places = None if mover is None else mover.places
     graphs = make_graphs(grid, stage, cache, tables, config, max_len, places) if uses_graphs(config, grid, stage) else None
     grid.before_close.append(tables.staging.streams.release_graphs)
-    return Runner(grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug, graphs=graphs, mover=mover)
+    return Runner(
+        grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug, graphs=graphs, mover=mover,
+        halves_from=halves_from(config), watch=make_watch(grid, stage, tables),
+    )  # fmt: skip
+
+
+def make_watch(grid: Grid, stage: Stage, tables: DeviceTables) -> ExchangeWatch | None:
+    """What looks after the exchanges of this rank's experts; None where they are not spread."""
+    if stage.dispatcher is None or stage.dispatcher.spec.n_ranks == 1:
+        return None
+    return ExchangeWatch(stage.dispatcher, tables.staging.streams, grid.tp, Place.of(grid))
 
 
 def uses_graphs(config: EngineConfig, grid: Grid, stage: Stage) -> bool:
@@ -221,11 +269,24 @@ def make_graphs(
         contexts=context_classes(max_len, None if indexer is None else indexer.topk),
         places=places,
         dense=0 if indexer is None else indexer.topk,
+        **({} if halves_from(config) is None else {"make_batch": partial(decode_batch, halves_from=halves_from(config))}),
     )
 
 
-def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, max_len: int, pools: OffloadPools | None = None) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    n_pages: int,
+    max_len: int,
+    pools: OffloadPools | None = None,
+    share: PrefixShare | None = None,
+) -> Scheduler:
     """The scheduler of one replica."""
+    if share is not None:
+        host_pages: HostPages | None = share.pages
+    else:
+        host_pages = None if pools is None else pools.host_pages()
     return Scheduler(
         SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
@@ -240,5 +301,6 @@ def make_scheduler(config: EngineConfig, model: ModelConfig, *, n_pages: int, ma
             seed=config.seed,
             tier=None if pools is None else pools.limits,
         ),
-        None if pools is None else pools.host_pages(),
+        host_pages,
+        share,
     )

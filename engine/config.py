@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
-from ..attention.kernels.tier_most import MOST_REQUESTS
+from .expert_settings import check_expert_settings
 from .graph_key import graph_sizes
+from .offload_settings import check_offload_settings
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, group: str = "engine") -> Any:
@@ -40,6 +41,12 @@ class EngineConfig:
         "auto",
         "Format of cached rows: 'auto' is the compute dtype, 'fp8' the 656-byte row.",
         choices=("auto", "bfloat16", "float32", "fp8"),
+        group="device",
+    )
+    index_cache_dtype: str = option(
+        "auto",
+        "Format of cached index keys: 'auto' is that of the rows; 'fp4' takes half the memory of 'fp8' and finds fewer of the best keys.",
+        choices=("auto", "bfloat16", "float32", "fp8", "fp4"),
         group="device",
     )
     fp8_gemm_backend: str = option(
@@ -95,6 +102,11 @@ class EngineConfig:
     kv_hot_slots: int | None = option(
         None, "Rows of an offloaded request that each layer keeps on the device; twice index_topk by default.", group="offload"
     )
+    kv_hot_slots_max: int | None = option(
+        None,
+        "Rows that it keeps while device memory is of no other use; four times index_topk by default, kv_hot_slots for always the same.",
+        group="offload",
+    )
     kv_hot_policy: str = option(
         "score",
         "Hot rows that give way first: those of the lowest index scores, or the least recently used.", choices=("lru", "score"),
@@ -104,6 +116,11 @@ class EngineConfig:
         None, "Latent rows (tokens) on the device, hot rows included; sized from memory by default.", group="offload"
     )
 
+    kv_prefix_directory: bool = option(
+        False,
+        "Share finished pages of the host pool by what is in them, with the other replicas of the host and all engines on the same file.",
+        group="offload",
+    )
     kv_overlap_fetch: bool = option(
         False,
         "Fetch missing rows beside the queries' products: pays with many misses and 16 requests or more, costs a little otherwise.",
@@ -123,15 +140,30 @@ class EngineConfig:
     )
     moe_a2a_backend: str = option(
         "auto",
-        "All-to-all of expert parallelism.",
+        "All-to-all of expert parallelism. torch: NCCL or gloo, only rows that are wanted; torch_node: the same, each to a node once; "
+        "torch_static: every row to every rank, in CUDA graphs; symm: stores into the other GPUs' memory over NVLink; nvshmem: the same, "
+        "and over a network; deep_ep: the package of that name; shm: ranks on the CPUs of one host.",
         "--all2all-backend",
-        choices=("auto", "torch", "torch_node", "torch_static"),
+        choices=("auto", "torch", "torch_node", "torch_static", "symm", "nvshmem", "deep_ep", "shm"),
         group="parallel",
     )
     moe_payload: str = option(
         "auto",
-        "What dispatch sends: activations as they are (auto), rounded to bf16, or FP8 with a scale per 128 values.",
-        choices=("auto", "bf16", "fp8"),
+        "What dispatch sends: activations as they are (auto), rounded to bf16, or FP8 with a scale per 128 values (ue8m0: a power of two).",
+        choices=("auto", "bf16", "fp8", "fp8_ue8m0"),
+        group="parallel",
+    )
+    enable_two_batch_overlap: bool = option(
+        False, "Compute one half of a step while the other travels to its experts or back; prefill and decode.", group="parallel"
+    )
+    two_batch_overlap_min_tokens: int = option(
+        64, "Tokens of the busiest replica from which a step is cut in halves; below, experts' weights are read twice for little.",
+        group="parallel",
+    )  # fmt: skip
+    ep_fault_tolerant: bool = option(
+        False,
+        "Exchanges go on without expert ranks that do not answer within dist_timeout, whose experts add nothing; other waits for such a "
+        "rank still end the job. Backends symm, nvshmem and shm.",
         group="parallel",
     )
     ranks_per_node: int | None = option(
@@ -173,7 +205,8 @@ def check_config(config: EngineConfig) -> None:
         _check_number(entry.name, str(entry.type), value)
     if config.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         raise ValueError(f"page_size {config.page_size} is not a power of two from 1 to 256")
-    for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+                 "two_batch_overlap_min_tokens"):  # fmt: skip
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
     graph_sizes(config.max_num_seqs, config.cuda_graph_max_bs, config.cuda_graph_bs)
@@ -181,7 +214,8 @@ def check_config(config: EngineConfig) -> None:
         raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
     if not 0.0 < config.dist_timeout <= 1e6:  # written so that NaN is refused too
         raise ValueError(f"dist_timeout must be above 0 seconds and at most 1000000, found {config.dist_timeout}")
-    _check_offload(config)
+    check_offload_settings(config)
+    check_expert_settings(config)
     if config.seed < 0:
         raise ValueError(f"seed must be 0 or more, found {config.seed}")
     if config.max_model_len is not None and config.max_model_len < 2:
@@ -196,29 +230,3 @@ def _check_number(name: str, kind: str, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, allowed):
         raise ValueError(f"{name} must be {'a whole number' if wanted == 'int' else 'a number'}, found {value!r}")
-
-
-def _check_offload(config: EngineConfig) -> None:
-    if config.kv_offload == "off":
-        idle = [
-            name for name in ("kv_host_memory", "kv_host_path", "kv_hot_slots", "kv_device_tokens") if getattr(config, name) is not None
-        ]
-        if idle:
-            raise ValueError(f"{idle[0]} has no effect with kv_offload off; choose kv_offload host or hybrid, or leave it out")
-    for name in ("kv_hot_slots", "kv_device_tokens"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, found {value}")
-    if config.kv_offload != "off" and config.max_num_seqs > MOST_REQUESTS:
-        raise ValueError(
-            f"max_num_seqs {config.max_num_seqs} is too many with kv_offload: rows are fetched for at most {MOST_REQUESTS} requests in a "
-            f"step; use at most {MOST_REQUESTS}, and more replicas (data_parallel_size) for more requests"
-        )
-    memory, backing, path = config.kv_host_memory, config.kv_host_backing, config.kv_host_path
-    if memory is not None and not 0.0 < memory <= 1e6:  # written so that NaN is refused too
-        raise ValueError(f"kv_host_memory must be above 0 GiB and at most 1000000, found {memory}")
-    if backing in ("file", "cxl") and not path:
-        what = "the file of the pool" if backing == "file" else "NUMA nodes (node2,node3), DAX devices (/dev/dax0.0) or stand-in"
-        raise ValueError(f"kv_host_backing {backing} needs kv_host_path: {what}")
-    if backing == "pinned" and path:
-        raise ValueError(f"kv_host_path {path!r} is of no use with kv_host_backing pinned; leave it out, or use shm, file or cxl")

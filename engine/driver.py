@@ -126,7 +126,8 @@ class Driver:
         self.leader.stop_followers()
         self.runner.drain()
         if self.debug:
-            self.leader.scheduler.check()
+            with self.leader.at_work:
+                self.leader.scheduler.check()
 
     def abort(self, request_id: str | None = None) -> None:
         """Abort one request of the running call, or all (rank 0)."""

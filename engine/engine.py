@@ -32,6 +32,7 @@ from .assembly import (
 from .call import Params, Prompt
 from .config import EngineConfig, check_config
 from .driver import Driver, protected
+from .expert_settings import describe_exchange
 from .front import Front, StreamChunk
 from .hf_config.model_parser import parse_model_config
 from .host_memory import keep_freed_memory
@@ -40,6 +41,8 @@ from .messages import Refusal
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
 from .runner import Runner
+from .sharing.make import make_share
+from .sharing.place import Membership
 from .text.chat import render_chat
 from .text.tokenizer import Tokenizer
 from .weights.hub import SHAPES, resolve_model
@@ -85,16 +88,18 @@ class Engine:
         overlap_fetches(self.stage, config, grid.device)
         progress = grid.rank == 0 and not config.disable_log_stats
         report = together(grid, lambda: fill_weights(self.stage, self.folder, config, model, progress=progress))
-        pools = make_offload(grid, self.stage, config, model, self.dtype, self.max_model_len)
+        pools = make_offload(grid, self.stage, config, model, self.dtype, self.max_model_len, self.folder)
         cache = pools.cache if pools is not None else make_cache(grid, self.stage, config, model, self.dtype, self.max_model_len)
         self._host_pool = None if pools is None else pools.host
+        self._membership = None if pools is None else pools.membership
         self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug, pools=pools)
         if config.cuda_graph_capture == "start":
             together(grid, self.runner.capture_graphs)
         plans = Mailbox(grid.replica)
         self.leader = self.front = None
         if grid.is_leader:
-            scheduler = make_scheduler(config, model, n_pages=cache.n_pages, max_len=self.max_model_len, pools=pools)
+            share = make_share(config, pools, self.runner.mover, debug=self.debug)
+            scheduler = make_scheduler(config, model, n_pages=cache.n_pages, max_len=self.max_model_len, pools=pools, share=share)
             self.leader = Leader(grid=grid, scheduler=scheduler, runner=self.runner, tokenizer=self.tokenizer, plans=plans)
         if grid.rank == 0:
             self.front = Front(tokenizer=self.tokenizer, dp=grid.spec.dp, vocab_size=model.vocab_size)
@@ -109,6 +114,9 @@ class Engine:
             log.info("%s", self.grid.summary())
         if report is not None:
             log.info("%s", report.summary())
+        dispatcher = self.stage.dispatcher
+        if dispatcher is not None and dispatcher.spec.n_ranks > 1:
+            log.info("%s", describe_exchange(self.config, dispatcher, self.grid))
         cache = self.runner.cache
         log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", cache.n_pages, cache.page_size, cache.bytes_per_token)
         if self._host_pool is not None:
@@ -207,9 +215,20 @@ class Engine:
             ends.callback(self.grid.close)
             if self._host_pool is not None:
                 ends.callback(self._host_pool.close)
+                if self._membership is not None:
+                    ends.callback(self._leave_directory, self._membership)
                 ends.callback(self._finish_tiers)
             if self.stage.dispatcher is not None:
                 self.stage.dispatcher.close()
+
+    def _leave_directory(self, membership: Membership) -> None:
+        """Publish what is left, say what came of it, and leave."""
+        share = None if self.leader is None else self.leader.scheduler.share
+        if share is not None:
+            share.close()
+            if not self.config.disable_log_stats:
+                log.info("rank %d, prefix directory: %s", self.grid.rank, ", ".join(f"{n} {k}" for k, n in share.stats().items()))
+        membership.close()
 
     def _finish_tiers(self) -> None:
         """Look at the tiers' counters a last time, and wait until the device has done with the host pool."""

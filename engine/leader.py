@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,8 @@ class Leader:
         self.inflight: deque[InFlight] = deque()
         self._carried: I32 = np.zeros(0, dtype=np.int32)  # pages freed in plans that were never launched
         self._solo = grid.spec.dp == 1
+        #: held while the scheduler is at work, so that others with a part in its pages can be served between steps
+        self.at_work: AbstractContextManager[object] = nullcontext() if scheduler.share is None else scheduler.share.lock
 
     # ---- requests
 
@@ -91,10 +94,16 @@ class Leader:
             Events (rank 0 gets those of all replicas, the others none), and whether everything is done: nothing is
             waiting, running or in flight on any replica, and no more news will come.
         """
+        with self.at_work:
+            return self._tick(commands, more=more)
+
+    def _tick(self, commands: list[Command], *, more: bool) -> tuple[list[Event], bool]:
         if self._solo:
             for command in commands:
                 self.take(command)
         plan = self.scheduler.schedule()
+        if self.scheduler.share is not None and not plan.n_rows and self.scheduler.has_work:
+            self.scheduler.share.rest()
         outbox, self.events = self.events, []
         if self._solo:
             plan.dp_tokens = np.array([plan.n_tokens], dtype=np.int32)
@@ -228,4 +237,6 @@ class Leader:
         tier = self.scheduler.tier
         if tier is not None:
             found["tier"] = tier.stats()
+        if self.scheduler.share is not None:
+            found["directory"] = self.scheduler.share.stats()
         return found

@@ -116,9 +116,10 @@ class LLM:
         self.engine.driver.abort(request_id)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; call it on every rank, between calls."""
+        """Forget all cached prefixes of this engine; call it on every rank, between calls. A shared directory keeps what it has."""
         if self.engine.leader is not None:
-            self.engine.leader.scheduler.flush_prefix_cache()
+            with self.engine.leader.at_work:
+                self.engine.leader.scheduler.flush_prefix_cache()
 
     def stats(self) -> dict[str, Any]:
         """Counters of every rank; a collective call, rank 0 gets them, the others {}."""

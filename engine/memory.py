@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
+from ..attention.kv.host.room import available_bytes
 from .config import EngineConfig
 
 #: share of free host memory that KV pools of CPU ranks may take
@@ -18,18 +18,16 @@ def free_bytes(device: torch.device, config: EngineConfig, local_ranks: int) -> 
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1.0 - config.gpu_memory_utilization) * total))
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE) // local_ranks
+    free = min(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), host_available())
+    return int(free * CPU_SHARE) // local_ranks
 
 
 def host_available() -> int:
-    """Bytes of host memory that can be had without swapping, cached files counted."""
+    """Bytes of host memory that can be had without swapping, cached files counted, or the rest of the control group's limit."""
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return available_bytes()
+    except (OSError, ValueError):  # no /proc, or another system's
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_weights(n_bytes: int, device: torch.device, local_ranks: int) -> None:

@@ -46,13 +46,15 @@ class StepPlan:
     freed_pages: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # pages freed since the last plan; poisoned in debug mode
     # With offloading; all but ``mirrors`` before the step runs, in this order.
     vacated: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # device pages that lost their rows; poisoned in debug mode
-    hot_pages: I32 = field(default_factory=lambda: _empty((0, 3), np.int32))  # [H, 3]: slot, index in its lease, device page or -1
+    hot_pages: I32 = field(default_factory=lambda: _empty((0, 3), np.int32))  # [H, 3]: slot, index in its lease, device page or -1; empty
     device_pages: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [D, 2]: logical page, device page or -1
     host_pages: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [H, 2]: logical page, host page with its rows or -1
     moving: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [M, 2]: slot, 1: its resident rows go into its hot rows
     restores: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [R, 2]: host page, device page
     seeds: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # slots whose hot rows begin with what their last tokens chose
     mirrors: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [M, 2]: device page, host page; copied after the step
+    imports: I32 = field(default_factory=lambda: _empty((0, 2), np.int32))  # [I, 2]: logical page, host page that brings its index keys
+    mirrored: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [M]: logical pages of ``mirrors``, where index keys go too
     absent: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # rows of several tokens whose requests miss pages
     offloaded: bool = False  # some request of this replica may have an absent page, or has hot rows
     dp_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [dp] tokens of this step on every DP rank, agreed

@@ -26,6 +26,7 @@ _OPS = {
     "select_rows": "top-k",
     "route": "MoE",
     "fused_experts": "MoE",
+    "expert_rows": "MoE",
     "grouped_swiglu": "MoE",
 }
 

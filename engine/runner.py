@@ -14,6 +14,7 @@ from ..attention.kv.cache import KVCache
 from ..parallel.grid import Grid
 from ..parallel.pipeline import Pipe
 from .eager_batch import eager_batch, shared_width
+from .exchange_watch import ExchangeWatch, Unwatched
 from .graph_key import GraphKey
 from .graphs import DecodeGraphs
 from .head import Head, HeadJob, head_job
@@ -45,6 +46,8 @@ class Runner:
         debug: bool,
         graphs: DecodeGraphs | None = None,
         mover: Mover | None = None,
+        halves_from: int | None = None,
+        watch: ExchangeWatch | Unwatched | None = None,
     ) -> None:
         self.grid = grid
         self.stage = stage
@@ -54,6 +57,8 @@ class Runner:
         self.debug = debug
         self.graphs = graphs  # None: every step runs eagerly
         self.mover = mover  # None: all pages stay on the device
+        self.halves_from = halves_from  # tokens of the busiest replica from which a step is cut in halves; None: never
+        self.watch = watch or Unwatched()
         self.stats = RunnerStats()
         self.pipe = Pipe(grid.world)
         self.head = Head(stage.model, tables)
@@ -85,13 +90,13 @@ class Runner:
         self.grid.progress.step = plan.step
         self._absorb(plan.step - self.grid.spec.pp)
         key = self.graphs.key(plan) if self.graphs is not None and self.stage.capturable else None
-        with self._traced(plan, key):
+        with self.watch.step(plan.step), self._traced(plan, key):
             apart = key is None or not self._fits(plan, key)  # pages and moves are applied before the step, not by its graph
             if self.mover is not None:
                 self.mover.before(plan, tables=apart)
             self.tables.apply(plan, pages=apart)
             if self.debug and len(plan.freed_pages):
-                self.cache.poison(plan.freed_pages)
+                self.cache.poison(np.setdiff1d(plan.freed_pages, plan.imports[:, 0]))
             start = time.monotonic()
             if key is None:
                 want = wanted(plan, self.tables)
@@ -100,6 +105,8 @@ class Runner:
                 want = self._replay(plan, key)
             if self.mover is not None:
                 self.mover.after(plan)
+                if plan.offloaded and plan.n_samples and self.grid.is_leader:
+                    self.mover.counts.watch(plan.step)
         self.stats.count(plan, start, from_graph=key is not None)
         return PendingResult(self.collect, plan.step, want)
 
@@ -123,12 +130,16 @@ class Runner:
         assert graphs is not None
         if not self.debug and tables.sampling.host_plain[plan.slots].all():
             outputs = graphs.run(plan, key, None)
+            if plan.n_rows:
+                self.watch.launched(plan.step)
             if self.grid.is_leader and plan.n_rows:
                 self._ready[plan.step] = (outputs.tokens, None)
             return Wanted(samples=plan.n_rows, prompt=NO_PROMPT_ROWS, top=-1)
         want = wanted(plan, tables)
         job = head_job(plan, want, tables)
         outputs = graphs.run(plan, key, job.rows)
+        if want.anything:
+            self.watch.launched(plan.step)
         found = outputs.arrays(job.rows)
         if len(want.prompt):
             found |= self.staging.upload({k: v for k, v in job.arrays(plan).items() if k.startswith("prompt")})
@@ -143,7 +154,7 @@ class Runner:
         found = self.staging.upload(arrays if job is None else arrays | job.arrays(plan))
         batch = eager_batch(
             plan, found["slots"], found["starts"], tables=self.tables, page_size=self.cache.page_size, static=self.stage.capturable,
-            mover=self.mover,
+            mover=self.mover, halves_from=self.halves_from,
         )  # fmt: skip
         x, topk = self._enter(plan, batch, found["slots"])
         start = time.monotonic()
@@ -178,6 +189,8 @@ class Runner:
     ) -> None:
         """Send to the next stage, or sample."""
         grid = self.grid
+        if want.anything:
+            self.watch.launched(plan.step)
         if grid.is_last_stage:
             if job is not None:
                 self._give(plan, *self.head.run(job, x, found))
@@ -193,6 +206,7 @@ class Runner:
     def _give(self, plan: StepPlan, tokens: torch.Tensor, table: torch.Tensor | None) -> None:
         """Send a step's results towards the leader."""
         if self.grid.spec.pp > 1:
+            self.watch.confirm(plan.step)
             # Over the host: on one NCCL channel, tokens going back and hidden states going forth could wait for each other.
             for copy in self._download(tokens, table):
                 if copy is not None:
@@ -231,6 +245,9 @@ class Runner:
         with self.grid.progress.waiting(world.name, "result of the device", world.ranks):  # the watchdog's deadline covers it
             values: list[int] = tokens.wait().tolist()
             rows = None if table is None else table.wait().numpy()
+            self.watch.confirm(pending.step)
+            if self.mover is not None:
+                self.mover.counts.confirm(pending.step)
         return StepResult(step=pending.step, tokens=values, table=rows)
 
     @torch.inference_mode()

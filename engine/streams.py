@@ -197,6 +197,36 @@ class SideStream:
         torch.cuda.current_stream().wait_stream(self._stream)
 
 
+class SideQueue:
+    """A stream for the exchange of experts, inside captures too: ``moe.track.Track`` on CUDA.
+
+    Its work goes first where both streams have some ready: it is little, and other ranks wait for it.
+    """
+
+    def __init__(self, device: torch.device, *, captured_only: bool = False) -> None:
+        """``captured_only``: launches that are not being captured stay in line, where the host's time for events counts."""
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._captured_only = captured_only
+
+    @property
+    def beside(self) -> bool:
+        """See ``Track``; the same throughout one step."""
+        return not self._captured_only or torch.cuda.is_current_stream_capturing()
+
+    def run(self, body: Callable[[], _T]) -> tuple[_T, torch.cuda.Event]:
+        """Launch ``body`` after all launched so far, on this stream or the current one, and beside what is launched later: its end."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = body()
+            end = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            end.record(self._stream)
+        return result, end
+
+    def join(self, end: torch.cuda.Event) -> None:
+        """What is launched on the current stream from now on comes after ``end``."""
+        torch.cuda.current_stream().wait_event(end)
+
+
 class _Span:
     """Memory of a tensor as others may view it without owning it."""
 

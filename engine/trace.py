@@ -23,7 +23,9 @@ _KERNELS = (
     ("linear", r"gemm|gemv|matmul|nvjet|cutlass|cublas|splitk|quantise|silu_mul"),
 )
 _RULES = {part: re.compile(pattern, re.IGNORECASE) for part, pattern in _KERNELS}
-_COMMUNICATION = re.compile(r"nccl|nvshmem|all_?reduce|all_?gather|all_?to_?all", re.IGNORECASE)
+_COMMUNICATION = re.compile(
+    r"nccl|nvshmem|all_?reduce|all_?gather|all_?to_?all|send_tokens|receive_tokens|send_home|sum_home", re.IGNORECASE
+)
 Event = dict[str, Any]
 
 

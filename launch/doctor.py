@@ -15,7 +15,9 @@ import torch
 
 from .. import __version__
 from .console import table
+from .doctor_experts import expert_backends
 from .doctor_memory import host_memory
+from .doctor_transports import transports
 from .flags import Parser
 
 #: distributions whose versions matter, and what they are for
@@ -29,6 +31,8 @@ DISTRIBUTIONS = {
     "huggingface_hub": "required",
     "triton": "optional",
     "nvshmem4py-cu13": "optional",
+    "nvidia-nvshmem-cu13": "optional",
+    "sgl-deep-ep": "optional",
     "deep_ep": "optional",
     "flash_mla": "optional",
     "deep_gemm": "optional",
@@ -104,17 +108,6 @@ def _has_driver() -> bool:
     return True
 
 
-def _planned(kind: str, name: str, module: str) -> Backend:
-    """A backend that later versions may use: never usable, with the first reason first."""
-    reasons = ["no code for it in this version"]
-    if find_spec(module) is None:
-        reasons.append(f"{module} is not installed")
-    gpu = no_gpu_reason()
-    if gpu is not None:
-        reasons.append(gpu)
-    return kind, name, False, "; ".join(reasons)
-
-
 def _kernels(kind: str, name: str, module: str, use: str) -> Backend:
     """A backend that needs a package and a GPU."""
     how = {"flash_mla": "pip install --no-deps sgl-flash-mla", "deep_gemm": "pip install --no-deps sgl-deep-gemm"}
@@ -137,9 +130,6 @@ def measured() -> str:
 
 def backends() -> list[Backend]:
     """Every backend of every kind."""
-    from ..comm.select import explain
-    from ..parallel.grid import Grid
-
     gpu = no_gpu_reason()
     rows: list[Backend] = [
         ("device", "cpu", True, f"{torch.get_num_threads()} threads"),
@@ -149,8 +139,7 @@ def backends() -> list[Backend]:
     rows.append(("collectives", "gloo", gloo, "CPU tensors and control messages" if gloo else "this torch is built without gloo"))
     why = "this torch is built without NCCL" if not nccl else gpu
     rows.append(("collectives", "nccl", why is None, why or "CUDA tensors"))
-    rows += [("comm", name, usable, reason) for name, usable, reason in explain(Grid.single(torch.device("cpu")))]
-    rows += [_planned("comm", "nvshmem", "nvshmem"), _planned("comm", "deep_ep", "deep_ep")]
+    rows += expert_backends()
     rows.append(("attention", "torch", True, "plain PyTorch, CPU and CUDA; auto takes it on the CPU"))
     rows.append(_kernels("attention", "triton", "triton", f"auto takes it on CUDA; {measured()}"))
     rows.append(
@@ -167,10 +156,10 @@ def backends() -> list[Backend]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; the exit code."""
-    found, hardware, usable, memory = versions(), devices(), backends(), host_memory()
+    found, hardware, usable, memory, ways = versions(), devices(), backends(), host_memory(), transports()
     if args.json:
         rows = [dict(zip(("kind", "name", "usable", "reason"), row, strict=True)) for row in usable]
-        print(json.dumps({"versions": found, "devices": hardware, "backends": rows, "host_memory": memory}, indent=2))
+        print(json.dumps({"versions": found, "devices": hardware, "backends": rows, "host_memory": memory, "transports": ways}, indent=2))
         return 0
     print(
         table(
@@ -183,6 +172,8 @@ def run(args: argparse.Namespace) -> int:
     print(table(["device", "name", "cores", "memory"], lines))
     print()
     print(table(["host memory", "free or set to", ""], [[row["item"], row["value"], row["note"]] for row in memory]))
+    print()
+    print(table(["between ranks", "there or set to", ""], [[row["item"], row["value"], row["note"]] for row in ways]))
     print()
     print(table(["kind", "backend", "usable", "why"], [[k, n, "yes" if ok else "no", why] for k, n, ok, why in usable]))
     return 0

@@ -28,6 +28,7 @@ def run_inspect(
     ep: int | None = None,
     page_size: int = 64,
     kv_cache_dtype: str = "auto",
+    index_cache_dtype: str = "auto",
     as_json: bool = False,
 ) -> str:
     """Describe a model by name (see ``resolve_model``), as text or JSON.
@@ -36,12 +37,20 @@ def run_inspect(
         ValueError: no such model, a config that is not understood, or a layout that does not fit it.
     """
     config = parse_model_config(resolve_model(model, weights=False))
-    found = describe(config, tp=tp, dp=dp, pp=pp, ep=ep, page_size=page_size, kv_dtype=kv_cache_dtype)
+    found = describe(config, tp=tp, dp=dp, pp=pp, ep=ep, page_size=page_size, kv_dtype=kv_cache_dtype, index_dtype=index_cache_dtype)
     return json.dumps(found, indent=2) if as_json else render(found)
 
 
 def describe(
-    config: ModelConfig, *, tp: int = 1, dp: int = 1, pp: int = 1, ep: int | None = None, page_size: int = 64, kv_dtype: str = "auto"
+    config: ModelConfig,
+    *,
+    tp: int = 1,
+    dp: int = 1,
+    pp: int = 1,
+    ep: int | None = None,
+    page_size: int = 64,
+    kv_dtype: str = "auto",
+    index_dtype: str = "auto",
 ) -> dict[str, Any]:
     """Architecture, counts per part, memory per rank, and KV bytes of a model under a layout.
 
@@ -51,6 +60,7 @@ def describe(
         ep: ranks the experts are spread over, dp * tp (default) or 1.
         page_size: tokens of a KV page.
         kv_dtype: "float32", "bfloat16", "fp8", or "auto" for the model's dtype.
+        index_dtype: of index keys, "float32", "bfloat16", "fp8", "fp4", or "auto" for that of the rows.
 
     Returns:
         Numbers only of whole values and bytes. Ranks of one pipeline stage hold the same, and are listed once.
@@ -69,7 +79,7 @@ def describe(
         "total": _total(config, tensors),
         "layout": {"tp": tp, "dp": dp, "pp": pp, "ep": spread, "world": tp * dp * pp},
         "per_rank": stages,
-        "kv": _kv(config, dtype, page_size, pp),
+        "kv": _kv(config, dtype, dtype if index_dtype == "auto" else index_dtype, page_size, pp),
     }
 
 
@@ -204,17 +214,20 @@ def _has_indexer(config: ModelConfig) -> list[bool]:
     return [kind == "full" for kind in kinds]
 
 
-def _kv(config: ModelConfig, dtype: str, page_size: int, pp: int) -> dict[str, Any]:
+def _kv(config: ModelConfig, dtype: str, index_dtype: str, page_size: int, pp: int) -> dict[str, Any]:
     """Cache bytes of a token: over all layers, and on the ranks of each stage."""
     has = _has_indexer(config)
     stages = [stage_layers(config.n_layers, pp, s) for s in range(pp)]
-    total = kv_bytes_per_token(config.attention, has, dtype)
+    total = kv_bytes_per_token(config.attention, has, dtype, index_dtype)
     return {
         "dtype": dtype,
         "page_size": page_size,
         "latent_bytes_per_token_layer": latent_row_bytes(config.attention, dtype),
-        "indexer_bytes_per_token_layer": index_row_bytes(config.attention, dtype),
+        "index_dtype": index_dtype,
+        "indexer_bytes_per_token_layer": index_row_bytes(config.attention, index_dtype),
         "bytes_per_token": total,
         "bytes_per_page": total * page_size,
-        "bytes_per_token_per_stage": [kv_bytes_per_token(config.attention, [has[i] for i in layers], dtype) for layers in stages],
+        "bytes_per_token_per_stage": [
+            kv_bytes_per_token(config.attention, [has[i] for i in layers], dtype, index_dtype) for layers in stages
+        ],
     }

@@ -18,6 +18,7 @@ SETTINGS = {
     "expert_parallel_size": "ep",
     "page_size": "page_size",
     "kv_cache_dtype": "kv_cache_dtype",
+    "index_cache_dtype": "index_cache_dtype",
 }
 
 

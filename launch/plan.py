@@ -12,9 +12,11 @@ from ..attention.kernels.tier_most import MOST_REQUESTS
 from ..attention.kv.layout import index_row_bytes, latent_row_bytes
 from ..engine.assembly import offload_shape, resolve_dtype
 from ..engine.config import EngineConfig, check_config
+from ..engine.expert_settings import exchange_bytes, exchange_spec
 from ..engine.hf_config.model_parser import parse_model_config
+from ..engine.model_config import ModelConfig
 from ..engine.models.skeleton import Place, Skeleton, make_skeleton
-from ..engine.offload.host_share import SHARED, HostShare, asked_bytes, host_pages
+from ..engine.offload.host_share import SHARED, HostShare, asked_bytes, check_whole, host_pages, whole_pages
 from ..engine.offload.link_load import link_loads
 from ..engine.offload.plan_report import Budget, Pools, plan_pools, request_table_bytes
 from ..engine.offload.sizing import OffloadShape
@@ -50,7 +52,7 @@ def plan(config: EngineConfig, spec: GridSpec, machine: Machine, *, context: int
         ValueError: no such model, a layout that does not fit it, a setting out of range, weights that do not fit.
     """
     config = replace(config, max_model_len=context, kv_host_memory=machine.host_bytes / 2**30)
-    _check(config)
+    _check(replace(config, pipeline_parallel_size=spec.pp) if config.kv_prefix_directory else config)
     if config.fp8_gemm_backend == "auto":  # on a GPU; the machine that plans need not have one
         config = replace(config, fp8_gemm_backend="triton")
     model = parse_model_config(resolve_model(config.model, config.revision, weights=False))
@@ -59,8 +61,9 @@ def plan(config: EngineConfig, spec: GridSpec, machine: Machine, *, context: int
     dtype = resolve_dtype(config, model)
     ranks = [make_skeleton(model, config, Place.planned(spec, stage), torch.device("cuda"), dtype) for stage in range(spec.pp)]
     shapes = [offload_shape(rank.layers, config, model, dtype, context) for rank in ranks]
+    exchange = _exchange(config, machine, model, spec, ranks[0], dtype)
     budgets = [
-        _budget(config, machine, shape, rank, stage, spec, model.n_layers)
+        _budget(config, machine, shape, rank, stage, spec, model.n_layers, exchange)
         for stage, (rank, shape) in enumerate(zip(ranks, shapes, strict=True))
     ]
     pools, refused = _all_modes(shapes, budgets, context, max_num_seqs)
@@ -74,7 +77,7 @@ def plan(config: EngineConfig, spec: GridSpec, machine: Machine, *, context: int
         "layout": {"pp": spec.pp, "dp": spec.dp, "tp": spec.tp, "ep": ranks[0].spread},
         "machine": _machine(config, machine),
         "kv": _rows(shapes[0]),
-        "stages": [_stage(config, machine, i, rank, shapes[i], pools, tables) for i, rank in enumerate(ranks)],
+        "stages": [_stage(config, machine, i, rank, shapes[i], pools, tables, exchange) for i, rank in enumerate(ranks)],
         "modes": {mode: _capacity(pools.get(mode), config.page_size, spec.dp) for mode in MODES},
         "refused": refused,
         "link": _link(shapes, machine, pools, context, spec.dp),
@@ -85,27 +88,41 @@ def _check(config: EngineConfig) -> None:
     """Refuse settings out of range. The pool need not be there, and what only offloading refuses is said beside what works without."""
     path = None if config.kv_host_backing == "pinned" else config.kv_host_path or "planned"
     slots = min(config.max_num_seqs, MOST_REQUESTS)
-    check_config(replace(config, kv_offload="host", kv_host_path=path, max_num_seqs=slots))
+    check_config(replace(config, kv_offload="host", kv_host_path=path, max_num_seqs=slots, enable_two_batch_overlap=False))
 
 
-def _budget(config: EngineConfig, machine: Machine, shape: OffloadShape, rank: Skeleton, stage: int, spec: GridSpec, layers: int) -> Budget:
+def _budget(
+    config: EngineConfig, machine: Machine, shape: OffloadShape, rank: Skeleton, stage: int, spec: GridSpec, layers: int, exchange: int
+) -> Budget:
     """What the first rank of a stage has for its cache, and of which host pool."""
     weights = rank.n_bytes + rank.copy_bytes
-    device = int(machine.gpu_bytes * config.gpu_memory_utilization) - weights - CONTEXT_BYTES
+    device = int(machine.gpu_bytes * config.gpu_memory_utilization) - weights - exchange - CONTEXT_BYTES
     if device < 0:
         raise ValueError(
             f"the weights of a rank take {weights / 1e9:.1f} GB, {config.gpu_memory_utilization:.0%} of {machine.gpu_bytes / 1e9:.1f} GB "
             "may be used; use more ranks (pp, tp, or dp for the experts), or a GPU with more memory"
         )
     share = HostShare.at(spec, stage * spec.dp * spec.tp, machine.ranks_per_host, layers)
-    shared = config.kv_host_backing in SHARED
+    check_whole(config, share)
+    shared, asked = config.kv_host_backing in SHARED, asked_bytes(machine.host_bytes / 2**30, config.kv_host_backing, share)
     return Budget(
         device=device,
-        host_pages=host_pages(shape, config.kv_host_backing, share, asked_bytes(machine.host_bytes / 2**30, config.kv_host_backing, share)),
+        host_pages=host_pages(shape, config.kv_host_backing, share, asked),
+        pool_pages=whole_pages(shape, config.kv_host_backing, share, asked) if shape.directory else 0,
         pool_layers=len(share.layers) if shared else 0,
         pool_parts=share.parts if shared else 1,
         backing=config.kv_host_backing,
     )
+
+
+def _exchange(config: EngineConfig, machine: Machine, model: ModelConfig, spec: GridSpec, rank: Skeleton, dtype: torch.dtype) -> int:
+    """Bytes of the workspace through which a rank's tokens reach experts on other ranks."""
+    if model.moe is None or rank.placement is None or rank.spread == 1:
+        return 0
+    together = spec.dp * spec.tp <= machine.ranks_per_host
+    backend = config.moe_a2a_backend if config.moe_a2a_backend != "auto" else "symm" if together else "torch_node"
+    terms = exchange_spec(config, model, n_ranks=rank.spread, tp=spec.tp, n_slots=rank.placement.n_slots, dtype=dtype)
+    return exchange_bytes(terms, backend)
 
 
 def _all_modes(
@@ -134,14 +151,16 @@ def _machine(config: EngineConfig, machine: Machine) -> dict[str, Any]:
 
 
 def _rows(shape: OffloadShape) -> dict[str, Any]:
-    hot = None if shape.mla.indexer is None else shape.hot_pages * shape.page_size
+    sparse, size = shape.mla.indexer is not None, shape.page_size
     return {
         "dtype": shape.dtype,
         "page_size": shape.page_size,
         "latent_row_bytes": latent_row_bytes(shape.mla, shape.dtype),
-        "index_row_bytes": index_row_bytes(shape.mla, shape.dtype),
+        "index_dtype": shape.index_dtype or shape.dtype,
+        "index_row_bytes": index_row_bytes(shape.mla, shape.index_dtype or shape.dtype),
         "topk": None if shape.mla.indexer is None else shape.topk,
-        "hot_rows": hot,
+        "hot_rows": shape.hot_pages * size if sparse else None,
+        "most_hot_rows": shape.most_hot_pages * size if sparse else None,
     }
 
 
@@ -153,6 +172,7 @@ def _stage(
     shape: OffloadShape,
     pools: dict[str, Pools],
     tables: dict[str, int],
+    exchange: int,
 ) -> dict[str, Any]:
     """Bytes of a rank of one stage by part; the parts on the device add up to the GPU's memory."""
     weights = rank.part_bytes() | ({"bf16 copies": rank.copy_bytes} if rank.copy_bytes else {})
@@ -169,6 +189,7 @@ def _stage(
             "hot buffers: what they hold": kv.hot,
             "page tables, scratch": kv.tables,
             "CUDA context (assumed)": CONTEXT_BYTES,
+            **({"expert exchange": exchange} if exchange else {}),
             "request tables": tables[mode],
             "reserve: graphs, workspace": reserve - tables[mode],
         }
@@ -189,6 +210,7 @@ def _capacity(pools: Pools | None, page_size: int, dp: int) -> dict[str, Any] | 
         "largest_batch": pools.batch,
         "largest_batch_all": pools.batch * dp,
         "limited_by": pools.limited_by,
+        "hot_rows": [{"requests": requests, "rows": rows} for requests, rows in pools.lease_rows],
     }
 
 

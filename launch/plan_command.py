@@ -20,6 +20,7 @@ SETTINGS = (
     "revision",
     "dtype",
     "kv_cache_dtype",
+    "index_cache_dtype",
     "fp8_gemm_backend",
     "page_size",
     "max_total_tokens",
@@ -27,9 +28,15 @@ SETTINGS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_host_backing",
+    "kv_prefix_directory",
     "kv_hot_slots",
+    "kv_hot_slots_max",
     "kv_device_tokens",
     "ranks_per_node",
+    "moe_a2a_backend",
+    "moe_payload",
+    "enable_two_batch_overlap",
+    "two_batch_overlap_min_tokens",
 )
 
 

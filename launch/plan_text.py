@@ -20,8 +20,8 @@ def render(found: dict[str, Any]) -> str:
     )
     kv = found["kv"]
     lines.append(
-        f"  KV rows {kv['dtype']}: {kv['latent_row_bytes']} B latent and {kv['index_row_bytes']} B of index key a token and layer; "
-        f"pages of {kv['page_size']} tokens; hot buffers of {kv['hot_rows']} rows"
+        f"  KV rows {kv['dtype']}: {kv['latent_row_bytes']} B latent and {kv['index_row_bytes']} B of {kv['index_dtype']} index key a "
+        f"token and layer; pages of {kv['page_size']} tokens; hot buffers of {kv['hot_rows']} to {kv['most_hot_rows']} rows"
     )
     pool = "host pool, of all ranks of a host" if machine["host_backing"] in ("shm", "file") else "host pool, of the rank alone"
     for stage in found["stages"]:
@@ -59,8 +59,18 @@ def _capacity(found: dict[str, Any]) -> list[str]:
     ):
         rows.append((label, *("-" if modes[mode] is None else f"{modes[mode][name]:,}" for mode in _MODES)))
     rows.append(("limited by", *("-" if modes[mode] is None else modes[mode]["limited_by"] for mode in _MODES)))
-    lines = ["What a replica holds", *columns(rows)]
+    lines = ["What a replica holds", *columns(rows), *_hot_rows(modes)]
     return lines + [f"  offload {mode}: {why}" for mode, why in found["refused"].items()]
+
+
+def _hot_rows(modes: dict[str, Any]) -> list[str]:
+    """How many hot rows a request has at which batch."""
+    texts: dict[str, list[str]] = {}
+    for mode in _MODES:
+        if modes[mode] is not None and modes[mode]["hot_rows"]:
+            steps = ", ".join(f"{step['rows']:,} up to {step['requests']:,} requests" for step in modes[mode]["hot_rows"])
+            texts.setdefault(steps, []).append(mode)
+    return [f"  hot rows of each request, offload {' and '.join(names)}: {steps}" for steps, names in texts.items()]
 
 
 def _link(found: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import triton
 
 from ...parallel.kernels.tuned import config_for
 from .resolve_rows_kernel import resolve_rows_kernel
-from .resolve_rows_sizes import CHUNK, groups_of, list_bytes, scratch_words, shared_groups, table_words
+from .resolve_rows_sizes import CHUNK, groups_of, list_bytes, scratch_words, shared_groups, table_words, whole_rows
 from .resolve_rows_torch import POLICIES, Policy, Resolved
 
 
@@ -47,6 +47,7 @@ def resolve_rows(
     n_valid: torch.Tensor | None = None,
     scores: torch.Tensor | None = None,
     policy: Policy = "lru",
+    usual: int | None = None,
     plan: ResolvePlan | None = None,
 ) -> Resolved:
     """``resolve_rows_torch.resolve_rows`` as a kernel: the same results.
@@ -70,7 +71,7 @@ def resolve_rows(
     chosen, hot = out.shape[2], hot_positions.shape[1]
     scores = scores if policy == "score" else None
     plan = plan_for(requests, chosen, hot) if plan is None else plan
-    n, b = triton.next_power_of_2(chosen), triton.next_power_of_2(hot)
+    n, b = triton.next_power_of_2(chosen), whole_rows(usual, hot, page_size)
     context = latent_table.shape[1] * page_size
     words = scratch_words(requests, context, n, b) if positions.is_cuda else requests * table_words(context, n)
     shared, groups = words == 0, groups_of(context)
@@ -84,8 +85,9 @@ def resolve_rows(
             hot_pages, hot_positions, hot_stamps, stamp, None if shared else scratch, words // requests, groups, n_valid,
             scores, 0 if scores is None else scores.stride(0), 0 if scores is None else scores.shape[1], counters, row_bytes, rows,
             out[0], out[1], count, out[2], CHOSEN=chosen, QUERIES=chosen // k, HOT=hot, PAGE=page_size, BY_SCORE=scores is not None,
-            N=n, B=b, GROUPS=shared_groups(n, b), CHUNK=CHUNK if cuda else triton.next_power_of_2(groups),
-            SHARED=shared, LIST=shared and list_bytes(n) > 0, THREADS=32 * warps, FAST=shared and min(n, b) >= 1024, PDL=cuda,
+            N=n, B=b, PAGES=triton.next_power_of_2(hot // page_size), GROUPS=shared_groups(n, b),
+            CHUNK=CHUNK if cuda else triton.next_power_of_2(groups), SHARED=shared, LIST=shared and list_bytes(n) > 0,
+            THREADS=32 * warps, FAST=shared and min(n, b) >= 1024, PDL=cuda,
             num_warps=warps, maxnreg=plan.registers, **({"launch_pdl": True} if cuda else {}),
         )  # fmt: skip
     return Resolved(rows=rows, source=out[0], target=out[1], count=count)

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..kv.tier import TierCounter
-from .resolve_rows_sizes import CAPACITY, CELLS, totals_bytes
+from .resolve_rows_sizes import CAPACITY, CELLS, WINDOW_TURN, totals_bytes
 from .resolve_rows_sums import clear_cells, combine, ranks, result
 from .resolve_rows_tables import add_to_set, get_short, get_word, group_size, look_up, put_short, put_word, shared_base
 from .resolve_rows_victims import victims_of
@@ -21,6 +21,7 @@ from .resolve_rows_victims import victims_of
 _COUNTERS = tl.constexpr(len(TierCounter))
 assert list(TierCounter) == list(range(7))  # the order in which ``_count`` adds
 _CAPACITY, _CELLS = tl.constexpr(str(CAPACITY)), tl.constexpr(CELLS)
+_TURN = tl.constexpr(WINDOW_TURN)
 _totals_bytes = triton.constexpr_function(totals_bytes)
 
 
@@ -33,13 +34,15 @@ def resolve_rows_kernel(
     positions, latent_table, latent_stride, host_table, host_stride, moving, slots, hot_pages, hot_positions, hot_stamps, stamp,
     tables, tables_stride, n_groups, n_valid, scores, scores_stride, scores_width, counters, row_bytes, rows, source, target, count,
     wanted, CHOSEN: tl.constexpr, QUERIES: tl.constexpr, HOT: tl.constexpr, PAGE: tl.constexpr, BY_SCORE: tl.constexpr,
-    N: tl.constexpr, B: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr, LIST: tl.constexpr,
-    THREADS: tl.constexpr, FAST: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, B: tl.constexpr, PAGES: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
+    LIST: tl.constexpr, THREADS: tl.constexpr, FAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R). ``CHOSEN`` entries a request in ``QUERIES`` rows, ``HOT`` hot rows a slot; ``N`` and ``B`` are the powers of two above.
+    """Grid (R). ``CHOSEN`` entries a request in ``QUERIES`` rows, ``HOT`` hot rows of at most ``PAGES`` pages a slot.
 
-    Positions are below ``64 * n_groups``; ``CHUNK`` groups are counted at a time. The tables are ``SHARED``, then there is room for
-    ``GROUPS``, or in global memory; the list of missing positions (``LIST``) too. ``FAST``: sums and ranks through shared memory.
+    ``N`` is the power of two above ``CHOSEN``, ``B`` that above the hot rows of most leases. Victims are sought among all rows of
+    these, of a larger lease in a window of ``N``. Positions are below ``64 * n_groups``; ``CHUNK`` groups are counted at a time. The
+    tables are ``SHARED``, then there is room for ``GROUPS``, or in global memory; the list of missing positions (``LIST``) too.
+    ``FAST``: sums and ranks through shared memory.
     """
     if PDL:
         gdc_wait()
@@ -47,7 +50,6 @@ def resolve_rows_kernel(
     request = tl.program_id(0).to(tl.int64)
     entry = tl.arange(0, N)
     inside = entry < CHOSEN
-    hot = tl.arange(0, B)
     slot = tl.load(slots + request)
     now = tl.load(stamp)
     moves = tl.load(moving + request) != 0
@@ -58,10 +60,11 @@ def resolve_rows_kernel(
     hot_positions += slot * HOT
     hot_stamps += slot * HOT
     rows += request * CHOSEN
-    leased = tl.load(hot_pages + hot // PAGE, mask=hot < HOT, other=-1) >= 0
-    holds = tl.load(hot_positions + hot, mask=hot < HOT, other=-1)
-    if not BY_SCORE:
-        value = tl.load(hot_stamps + hot, mask=hot < HOT, other=0)
+    usual = True
+    if HOT > B:
+        usual = tl.load(hot_pages + B // PAGE) < 0  # leases are the first pages
+    hot = tl.arange(0, B)
+    leased, holds, age = _hot_rows(hot_pages, hot_positions, hot_stamps, hot, HOT, PAGE, BY_SCORE)
     some = p >= 0
     device_page = tl.load(latent_table + request * latent_stride + p // PAGE, mask=some, other=-1)
     host_page = tl.load(host_table + request * host_stride + p // PAGE, mask=some, other=-1)
@@ -114,61 +117,126 @@ def resolve_rows_kernel(
             put_short(ranked, group, n_members + before, group < n_groups, SHARED)
             n_members += whole
             tl.debug_barrier()
-        held = leased & (holds >= 0) & (holds < 64 * n_groups)
-        found = look_up(bits, holds, held, SHARED)
-        hit = held & ((found & 1) != 0)
-        full = leased & (holds >= 0) & ~hit
-        empty = leased & (holds < 0)
-        put_short(places, get_short(ranked, holds >> 6, hit, SHARED) + (found >> 1), hot, hit, SHARED)
-        if BY_SCORE:
-            scores += (request * QUERIES + QUERIES - 1) * scores_stride
-            value = tl.load(scores + holds, mask=full & (holds < scores_width), other=float("-inf"))
-        number = get_short(ranked, p >> 6, look, SHARED) + (look_up(bits, p, look, SHARED) >> 1)
-        tl.debug_barrier()
-        # members that no hot row holds are numbered in turn: -2, -3 ..
-        place = get_short(places, entry, entry < n_members, SHARED)
-        missing = (entry < n_members) & (place < 0)
-        before, n_missing = ranks(missing.to(tl.int32), totals, N, THREADS, FAST)
-        put_short(places, entry, -2 - before, missing, SHARED)
-        tl.debug_barrier()
-        place = get_short(places, number, look, SHARED)
-        touched = hit
-        placed = 0 * n_missing
-        moved = placed
-        evicted = placed
-        if n_missing > 0:
-            target += request * CHOSEN
-            number = -2 - place
-            misses = look & (place < 0)
-            put_word(missed, number, tl.where(at_source < 0, -1 - p, p), misses, LIST)
-            tl.store(source + request * CHOSEN + number, at_source, mask=misses)
-            victim, order, placed = victims_of(value, full, empty, now, n_missing, cells, hot_totals, BY_SCORE, B, THREADS, FAST)
-            if not FAST:
-                tl.debug_barrier()
-            takes = get_word(missed, order, victim, LIST)
-            from_device = takes < 0
-            tally = (victim & from_device).to(tl.int32) + ((victim & full).to(tl.int32) << 16)
-            tally = combine(tally, cells, 2, "add", B, THREADS, FAST)
-            new_row = tl.load(hot_pages + hot // PAGE, mask=victim, other=0) * PAGE + hot % PAGE
-            put_word(missed, order, hot, victim, LIST)
-            tl.store(target + order, new_row, mask=victim)
-            tl.store(hot_positions + hot, tl.where(from_device, -1 - takes, takes), mask=victim)
-            touched = hit | victim
+        if usual:
+            _settle(
+                hot, leased, holds, age, now, now, p, look, at_source, row, request, now, n_look, n_some,
+                n_members, unwritten, n_groups, hot_pages, hot_positions, hot_stamps, scores, scores_stride, scores_width, bits, ranked,
+                cells, totals, hot_totals, places, missed, counters, row_bytes, rows, source, target, count, CHOSEN, QUERIES, PAGE,
+                BY_SCORE, N, B, False, SHARED, LIST, THREADS, FAST,
+            )  # fmt: skip
+        else:
+            page = tl.arange(0, PAGES)
+            n_leased = tl.sum((tl.load(hot_pages + page, mask=page < HOT // PAGE, other=-1) >= 0).to(tl.int32), 0) * PAGE
+            begin = (now & _TURN) * N % n_leased
+            window = _around(begin + tl.arange(0, N), n_leased)
+            some_leased, some_held, some_ages = _hot_rows(hot_pages, hot_positions, hot_stamps, window, HOT, PAGE, BY_SCORE)
+            _settle(
+                window, some_leased, some_held, some_ages, begin, n_leased, p, look, at_source, row, request, now, n_look, n_some,
+                n_members, unwritten, n_groups, hot_pages, hot_positions, hot_stamps, scores, scores_stride, scores_width, bits, ranked,
+                cells, totals, hot_totals, places, missed, counters, row_bytes, rows, source, target, count, CHOSEN, QUERIES, PAGE,
+                BY_SCORE, N, N, True, SHARED, LIST, THREADS, FAST,
+            )  # fmt: skip
+
+
+@triton.jit
+def _settle(
+    hot, leased, holds, age, begin, n_leased, p, look, at_source, row, request, now, n_look, n_some, n_members, unwritten,
+    n_groups, hot_pages, hot_positions, hot_stamps, scores, scores_stride, scores_width, bits, ranked, cells, totals, hot_totals,
+    places, missed, counters, row_bytes, rows, source, target, count, CHOSEN: tl.constexpr, QUERIES: tl.constexpr, PAGE: tl.constexpr,
+    BY_SCORE: tl.constexpr, N: tl.constexpr, W: tl.constexpr, REST: tl.constexpr, SHARED: tl.constexpr, LIST: tl.constexpr,
+    THREADS: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Everything that is written of a request that looks for some rows in its hot buffer. Victims are sought in ``hot`` [W].
+
+    ``leased``, ``holds`` and ``age`` are theirs. With ``REST`` hits are looked for in the others of ``n_leased`` hot rows too, to
+    which ``hot`` belongs from ``begin`` on.
+    """
+    entry = tl.arange(0, N)
+    inside = entry < CHOSEN
+    held = leased & (holds >= 0) & (holds < 64 * n_groups)
+    found = look_up(bits, holds, held, SHARED)
+    hit = held & ((found & 1) != 0)
+    full = leased & (holds >= 0) & ~hit
+    empty = leased & (holds < 0)
+    put_short(places, get_short(ranked, holds >> 6, hit, SHARED) + (found >> 1), hot, hit, SHARED)
+    if REST:  # what is hot outside of the window
+        for first in range(W, n_leased, W):
+            other = first + tl.arange(0, W)
+            inside_lease = other < n_leased
+            other = _around(begin + other, n_leased)
+            holds_too = tl.load(hot_positions + other, mask=inside_lease, other=-1)
+            hit_too = (holds_too >= 0) & (holds_too < 64 * n_groups)
+            found = look_up(bits, holds_too, hit_too, SHARED)
+            hit_too = hit_too & ((found & 1) != 0)
+            put_short(places, get_short(ranked, holds_too >> 6, hit_too, SHARED) + (found >> 1), other, hit_too, SHARED)
+            tl.store(hot_stamps + other, tl.zeros((W,), tl.int32) + now, mask=hit_too)
+    value = age
+    if BY_SCORE:
+        scores += (request * QUERIES + QUERIES - 1) * scores_stride
+        value = tl.load(scores + holds, mask=full & (holds < scores_width), other=float("-inf"))
+    number = get_short(ranked, p >> 6, look, SHARED) + (look_up(bits, p, look, SHARED) >> 1)
+    tl.debug_barrier()
+    # members that no hot row holds are numbered in turn: -2, -3 ..
+    place = get_short(places, entry, entry < n_members, SHARED)
+    missing = (entry < n_members) & (place < 0)
+    before, n_missing = ranks(missing.to(tl.int32), totals, N, THREADS, FAST)
+    put_short(places, entry, -2 - before, missing, SHARED)
+    tl.debug_barrier()
+    place = get_short(places, number, look, SHARED)
+    touched = hit
+    placed = 0 * n_missing
+    moved = placed
+    evicted = placed
+    if n_missing > 0:
+        target += request * CHOSEN
+        number = -2 - place
+        misses = look & (place < 0)
+        put_word(missed, number, tl.where(at_source < 0, -1 - p, p), misses, LIST)
+        tl.store(source + request * CHOSEN + number, at_source, mask=misses)
+        victim, order, placed = victims_of(value, full, empty, now, n_missing, cells, hot_totals, BY_SCORE, W, THREADS, FAST)
+        if not FAST:
             tl.debug_barrier()
-            tally = result(tally, cells, FAST)
-            moved, evicted = tally & 0xFFFF, tally >> 16
-            place = tl.where(misses, get_word(missed, number, misses & (number < placed), LIST), place)
-            if placed < n_missing:
-                place = tl.where(misses & (number >= placed), -1, place)
-                unwritten += tl.sum((misses & (place < 0)).to(tl.int32), 0)
-        found_hot = look & (place >= 0)
-        new_page = tl.load(hot_pages + place // PAGE, mask=found_hot, other=0)
-        row = tl.where(found_hot, new_page * PAGE + place % PAGE, row)
-        tl.store(rows + entry, row, mask=inside)
-        tl.store(count + request, placed)
-        tl.store(hot_stamps + hot, tl.zeros((B,), tl.int32) + now, mask=touched)
-        hits = n_look - placed - unwritten
-        _count(counters, n_some - n_look, hits, placed - moved, moved, evicted, unwritten, row_bytes)
+        takes = get_word(missed, order, victim, LIST)
+        from_device = takes < 0
+        tally = (victim & from_device).to(tl.int32) + ((victim & full).to(tl.int32) << 16)
+        tally = combine(tally, cells, 2, "add", W, THREADS, FAST)
+        new_row = tl.load(hot_pages + hot // PAGE, mask=victim, other=0) * PAGE + hot % PAGE
+        put_word(missed, order, hot, victim, LIST)
+        tl.store(target + order, new_row, mask=victim)
+        tl.store(hot_positions + hot, tl.where(from_device, -1 - takes, takes), mask=victim)
+        touched = hit | victim
+        tl.debug_barrier()
+        tally = result(tally, cells, FAST)
+        moved, evicted = tally & 0xFFFF, tally >> 16
+        place = tl.where(misses, get_word(missed, number, misses & (number < placed), LIST), place)
+        if placed < n_missing:
+            place = tl.where(misses & (number >= placed), -1, place)
+            unwritten += tl.sum((misses & (place < 0)).to(tl.int32), 0)
+    found_hot = look & (place >= 0)
+    new_page = tl.load(hot_pages + place // PAGE, mask=found_hot, other=0)
+    row = tl.where(found_hot, new_page * PAGE + place % PAGE, row)
+    tl.store(rows + entry, row, mask=inside)
+    tl.store(count + request, placed)
+    tl.store(hot_stamps + hot, tl.zeros((W,), tl.int32) + now, mask=touched)
+    hits = n_look - placed - unwritten
+    _count(counters, n_some - n_look, hits, placed - moved, moved, evicted, unwritten, row_bytes)
+
+
+@triton.jit
+def _hot_rows(hot_pages, hot_positions, hot_stamps, hot, HOT: tl.constexpr, PAGE: tl.constexpr, BY_SCORE: tl.constexpr):
+    """Of the hot rows ``hot``: whether they are leased, what they hold, and without scores the steps that last used them."""
+    leased = tl.load(hot_pages + hot // PAGE, mask=hot < HOT, other=-1) >= 0
+    holds = tl.load(hot_positions + hot, mask=hot < HOT, other=-1)
+    age = holds
+    if not BY_SCORE:
+        age = tl.load(hot_stamps + hot, mask=hot < HOT, other=0)
+    return leased, holds, age
+
+
+@triton.jit
+def _around(hot, n_leased):
+    """Hot rows past the lease are those from its beginning on."""
+    return tl.where(hot >= n_leased, hot - n_leased, hot)
 
 
 @triton.jit

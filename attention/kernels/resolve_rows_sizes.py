@@ -11,6 +11,20 @@ CELLS = SUM_CELLS + MIN_CELLS + MAX_CELLS
 CHUNK = 2048
 
 
+#: the window in which victims of a large lease are sought goes by the last bits of the step's number
+WINDOW_TURN = 0xFFFF
+
+
+def whole_rows(usual: int | None, hot: int, page_size: int) -> int:
+    """Most hot rows of leases that are searched whole: the power of two above those that most have, or above ``hot``."""
+    return 1 << (max(page_size, hot if usual is None else min(usual, hot)) - 1).bit_length()
+
+
+def window_start(step: int, leased: int, window: int) -> int:
+    """First hot row of a step's window in a large lease; it goes around."""
+    return (step & WINDOW_TURN) * window % leased
+
+
 def totals_bytes(elements: int) -> int:
     """Bytes of a row of totals, one int32 for every 32 of ``elements``; what follows it stays aligned."""
     return max(elements // 8, 16)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from ..kv.tier import NOWHERE, TierCounter
+from .resolve_rows_sizes import whole_rows, window_start
 
 #: what makes a hot row the next to give way: the step that last used it, or the index score that this step gives its position
 Policy = Literal["lru", "score"]
@@ -47,6 +48,7 @@ def resolve_rows(
     n_valid: torch.Tensor | None = None,
     scores: torch.Tensor | None = None,
     policy: Policy = "lru",
+    usual: int | None = None,
 ) -> Resolved:
     """Find every chosen row in a page on the device or in the request's hot buffer; give the missing ones a hot row.
 
@@ -74,6 +76,9 @@ def resolve_rows(
         n_valid: int32 [1], rows of ``positions`` that exist, the later ones are padding; None: all.
         scores: fp32 [R * q, >= any position + 1], index scores of this step; ``policy`` "score" reads the last row of each request.
         policy: one of ``POLICIES``.
+        usual: hot rows of most leases, at least ``q * k``; all leases are the first pages of their slots then. Of one with more than
+            the next power of two, victims are sought in a window of as many rows as ``q * k``, or the next power of two, in its order;
+            it goes around the lease, a window further in every step. None: all leases are searched whole.
 
     A hot row of a page on the device that is not moving is left alone. A position in no page on the device and in no finished host
     page, or one for which no hot row is left, is a fault: it counts as unwritten and its row is -1. That no hot row is left cannot
@@ -96,7 +101,9 @@ def resolve_rows(
             break
         slot = int(slots[r])
         row = None if scores is None or policy == "lru" else scores[(r + 1) * (per_request // k) - 1]
-        hot = _HotRows(hot_pages[slot].repeat_interleave(page_size), hot_positions[slot], hot_stamps[slot], int(stamp), page_size, row)
+        pages = hot_pages[slot].repeat_interleave(page_size)
+        window = _window(pages, int(stamp), whole_rows(usual, len(pages), page_size), 1 << (per_request - 1).bit_length())
+        hot = _HotRows(pages, hot_positions[slot], hot_stamps[slot], int(stamp), page_size, row, window)
         found = _resolve_one(entries[r], latent_table[r], host_table[r], bool(moving[r]), hot, page_size)
         rows[r], n = found.rows, len(found.source)
         source[r, :n], target[r, :n], count[r] = found.source, found.target, n
@@ -119,6 +126,12 @@ def score_levels(x: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
     return torch.where(wide, level, torch.where(x == float("inf"), LEVELS - 1, 0)).int()
 
 
+def _window(pages: torch.Tensor, step: int, whole: int, window: int) -> torch.Tensor:
+    """Hot rows of ``pages`` [B] among which victims are sought: all of up to ``whole`` leased ones, else ``window`` of them."""
+    leased, every = int((pages >= 0).sum()), torch.arange(len(pages), device=pages.device)
+    return every if leased <= whole else (every[:window] + window_start(step, leased, window)) % leased
+
+
 @dataclass(frozen=True)
 class _HotRows:
     """The hot buffer of one slot in one layer, views of it."""
@@ -129,6 +142,7 @@ class _HotRows:
     stamp: int
     page_size: int
     scores: torch.Tensor | None  # fp32 of every position; None: victims go by their stamps
+    window: torch.Tensor  # int64 [n], hot rows among which victims are sought
 
     def find(self, wanted: torch.Tensor) -> torch.Tensor:
         """Hot row of each position of ``wanted`` [n], -1 where none holds it."""
@@ -140,12 +154,14 @@ class _HotRows:
         return self.pages[hot] * self.page_size + (hot % self.page_size).int()
 
     def victims(self, n: int, hits: torch.Tensor) -> torch.Tensor:
-        """Up to ``n`` hot rows to give way, none of the ``hits``, ascending."""
+        """Up to ``n`` hot rows to give way, none of the ``hits``, in order of the window."""
         empty = self.positions < 0
         free = self.pages >= 0
         free[hits] = False
-        order = torch.where(empty, _EMPTY, self._keys(free & ~empty)).argsort(stable=True)
-        return order[free[order]][:n].sort().values
+        free &= torch.zeros_like(free).index_fill(0, self.window, True)
+        keys = torch.where(empty, _EMPTY, self._keys(free & ~empty))[self.window]
+        order = keys.argsort(stable=True)
+        return self.window[order[free[self.window[order]]][:n].sort().values]
 
     def _keys(self, free: torch.Tensor) -> torch.Tensor:
         """int32 [B] keys, of which those that are ``free`` matter."""

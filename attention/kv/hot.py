@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels.resolve_rows_sizes import scratch_words
+from ..kernels.resolve_rows_sizes import scratch_words, whole_rows
 from ..kernels.tier_most import MOST_HOT_ROWS, MOST_REQUESTS
 from .tier import NOWHERE, HotBuffer, TierCounter, TierTables
 
@@ -30,18 +30,20 @@ class HotShape:
     max_requests: int  # most requests of one decode step, padding included
     max_context: int  # longest request, tokens
     chosen_rows: int  # most rows that one step chooses for one request: query rows x index_topk
+    usual_pages: int = 0  # device pages of most leases, which are the first pages of their slots; 0: lease_pages
 
     def __post_init__(self) -> None:
         for name in ("n_slots", "n_layers", "lease_pages", "page_size", "n_logical_pages", "max_requests", "max_context", "chosen_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"hot buffers need {name} of at least 1, got {getattr(self, name)}")
-        if self.hot_rows < self.chosen_rows:
+        if not 0 <= self.usual_pages <= self.lease_pages:
+            raise ValueError(f"hot buffers of {self.lease_pages} pages cannot usually have {self.usual_pages}; use 0 to {self.lease_pages}")
+        if self.usual_rows < self.chosen_rows:
             needed = -(-self.chosen_rows // self.page_size)
             raise ValueError(
-                f"a hot buffer of {self.hot_rows} rows ({self.lease_pages} pages of {self.page_size}) cannot hold the "
+                f"a hot buffer of {self.usual_rows} rows ({self.usual_rows // self.page_size} pages of {self.page_size}) cannot hold the "
                 f"{self.chosen_rows} rows that a step may choose for a request; give it at least {needed} pages"
             )
-
         if self.hot_rows > MOST_HOT_ROWS:
             most = MOST_HOT_ROWS // self.page_size
             raise ValueError(
@@ -60,6 +62,11 @@ class HotShape:
         return self.lease_pages * self.page_size
 
     @property
+    def usual_rows(self) -> int:
+        """Hot rows of most leases in one layer."""
+        return (self.usual_pages or self.lease_pages) * self.page_size
+
+    @property
     def context_rows(self) -> int:
         """Positions of the longest request in whole pages."""
         return -(-self.max_context // self.page_size) * self.page_size
@@ -67,8 +74,8 @@ class HotShape:
     @property
     def scratch_rows(self) -> int:
         """Times ``context_rows`` words that the kernels need: one for ``seed_hot``, more where ``resolve_rows`` has long contexts."""
-        chosen, hot = (1 << (rows - 1).bit_length() for rows in (self.chosen_rows, self.hot_rows))
-        return max(1, -(-scratch_words(self.max_requests, self.context_rows, chosen, hot) // self.context_rows))
+        chosen, whole = 1 << (self.chosen_rows - 1).bit_length(), whole_rows(self.usual_rows, self.hot_rows, self.page_size)
+        return max(1, -(-scratch_words(self.max_requests, self.context_rows, chosen, whole) // self.context_rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +132,7 @@ def allocate_tables(shape: HotShape, device: torch.device | str, *, dummy_device
         moving=torch.zeros(shape.n_slots + 1, dtype=torch.int8, device=device),
         stamp=torch.zeros(1, dtype=torch.int32, device=device),
         scratch=torch.empty(shape.scratch_rows, shape.context_rows, dtype=torch.int32, device=device),
+        usual_rows=shape.usual_rows,
     )
 
 

@@ -49,10 +49,11 @@ class TierTables:
 
     device_page: torch.Tensor  # int32 [n_logical + 1], device page of a logical page; the last one is the dummy's
     host_page: torch.Tensor  # int32 [n_logical + 1], host page with a finished copy
-    hot_pages: torch.Tensor  # int32 [n_slots + 1, H], device pages leased to a slot; the last row belongs to padding
+    hot_pages: torch.Tensor  # int32 [n_slots + 1, H], device pages leased to a slot, -1 past them; the last row belongs to padding
     moving: torch.Tensor  # int8 [n_slots + 1], 1: resident rows go into the hot buffer, their pages will be dropped
     stamp: torch.Tensor  # int32 [1], number of the step, rising
     scratch: torch.Tensor  # int32 [n, longest context], any content; memory of the kernels, of no layer's own
+    usual_rows: int | None = None  # hot rows of most leases, None: of all; ``usual`` of ``resolve_rows``
     scored: bool = False  # hot rows with the lowest index scores of the step give way first, not the oldest
     window: int = 32  # last tokens of a prompt whose choices a hot buffer begins with
 

@@ -16,6 +16,7 @@ from ...moe.layer import MLP, MoE
 from ...moe.ops import MoEOps
 from ...moe.router import Router
 from ..model_config import ModelConfig
+from .two_batches import run_halves
 
 
 class DecoderLayer(nn.Module):
@@ -37,9 +38,16 @@ class DecoderLayer(nn.Module):
         self, x: torch.Tensor, batch: AttentionBatch, cache: LayerCache, shared_topk: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [T, hidden] -> ([T, hidden], keys this layer attended to, for layers that share them)."""
+        normed, x, topk = self.attend(x, batch, cache, shared_topk)
+        return x + (self.mlp(normed, batch.n_valid, batch.most_tokens) if isinstance(self.mlp, MoE) else self.mlp(normed)), topk
+
+    def attend(
+        self, x: torch.Tensor, batch: AttentionBatch, cache: LayerCache, shared_topk: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The part before the feed-forward: its input [T, hidden], what its output is added to, and the keys attended to."""
         attended, topk = self.self_attn(self.input_layernorm(x), batch, cache, shared_topk)
         normed, x = self.post_attention_layernorm.after(attended, x)
-        return x + (self.mlp(normed, batch.n_valid) if isinstance(self.mlp, MoE) else self.mlp(normed)), topk
+        return normed, x, topk
 
 
 class DeepseekModel(nn.Module):
@@ -77,6 +85,9 @@ class DeepseekForCausalLM(nn.Module):
         self, x: torch.Tensor, batch: AttentionBatch, cache: KVCache, shared_topk: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layers of this stage. x [T, hidden] -> ([T, hidden], last selection of keys)."""
+        if batch.halves is not None:
+            assert shared_topk is None, "halves of a step take no selection from the stage before"
+            return run_halves(self.model.layers, x, batch.halves, cache.layers), None
         first = self.model.layer_range.start
         fused = self.fused and self.selection == "indexer"
         if fused and shared_topk is not None:

@@ -64,6 +64,23 @@ def asked_bytes(gib: float, kind: str, share: HostShare) -> int:
 
 def host_pages(shape: OffloadShape, kind: str, share: HostShare, n_bytes: int) -> int:
     """Host pages of one replica in a pool of ``n_bytes``."""
-    if kind in SHARED:
-        return host_pages_of(shape, n_bytes, n_layers=len(share.layers)) // share.parts
-    return host_pages_of(shape, n_bytes)
+    return whole_pages(shape, kind, share, n_bytes) // (share.parts if kind in SHARED else 1)
+
+
+def whole_pages(shape: OffloadShape, kind: str, share: HostShare, n_bytes: int) -> int:
+    """Pages that a pool of ``n_bytes`` has room for, those of all replicas that share it."""
+    return host_pages_of(shape, n_bytes, n_layers=len(share.layers) if kind in SHARED else None)
+
+
+def pool_pages(shape: OffloadShape, kind: str, share: HostShare, n_bytes: int, n_pages: int) -> int:
+    """Pages that a pool has: as many as fit where a directory keeps what nobody uses just now, else those of its replicas' ``n_pages``."""
+    return whole_pages(shape, kind, share, n_bytes) if shape.directory else n_pages * (share.parts if kind in SHARED else 1)
+
+
+def check_whole(config: EngineConfig, share: HostShare) -> None:
+    """ValueError: a prefix directory is asked for, but a replica's pages are not in the pool of one host."""
+    if config.kv_prefix_directory and not share.whole:
+        raise ValueError(
+            "kv_prefix_directory needs all ranks of a replica on one host, whose pool its pages are in; use smaller replicas "
+            "(tensor_parallel_size), or leave it out"
+        )

@@ -15,6 +15,7 @@ from ...parallel.backends import kernels_or_twin
 from ..plan import StepPlan
 from ..staging import Staging
 from ..streams import Mark
+from .copies_on_host import CopiesOnHost
 from .tier_counts import TierCounts
 from .tier_limits import RIPE_AFTER
 from .tier_places import TierPlaces
@@ -30,9 +31,18 @@ class Mover:
     """
 
     def __init__(
-        self, *, cache: KVCache, pool: HostPool, staging: Staging, topk: int, writes: bool = True, shared: bool = False, debug: bool = False
+        self,
+        *,
+        cache: KVCache,
+        pool: HostPool,
+        staging: Staging,
+        topk: int,
+        writes: bool = True,
+        shared: bool = False,
+        keys: PoolPairs | None = None,
+        debug: bool = False,
     ) -> None:
-        """``shared``: other ranks rely on the copies of this one."""
+        """``shared``: other ranks rely on the copies of this one. ``keys``: index keys are copied too, and others use the pool."""
         assert cache.tables is not None and cache.hot is not None
         self.pool, self.shared = pool, shared
         self.places = TierPlaces.of(cache.tables)
@@ -44,14 +54,20 @@ class Mover:
         self._leased = np.zeros(self.places.spare_slot + 1, dtype=np.bool_)  # by slot
         hosts: list[HostRows] = [layer.tier.host for layer in cache.layers if layer.tier is not None]
         self._pairs: PoolPairs = pool_pairs([layer.latent.bytes for layer in cache.layers], hosts)
-        self._ops = kernels_or_twin("...attention.kernels.mirror_pages", __package__, cuda=cache.device.type == "cuda")
-        if debug:
+        on_cuda = cache.device.type == "cuda"
+        self._ops = kernels_or_twin("...attention.kernels.mirror_pages", __package__, cuda=on_cuda)
+        self._empty = kernels_or_twin("...attention.kernels.release_hot", __package__, cuda=on_cuda)
+        self._keys, self._on_host = keys, CopiesOnHost()
+        if debug and keys is None:
             for host in hosts:  # not all of the pool: the other ranks that share it may be at work
                 host.bytes.fill_(_POISON)
+        if debug:
             cache.poison((), range(cache.n_device_pages))
 
     def before(self, plan: StepPlan, *, tables: bool) -> None:
         """Everything that the step of ``plan`` relies on; without ``tables`` its graph changes those itself."""
+        if self._keys is not None and (len(plan.imports) or len(plan.freed_pages)):
+            self._bring(plan, self._keys)
         if not (plan.n_moves or len(plan.vacated) or len(plan.restores)):
             return
         while self._copies and self._copies[0][0] <= plan.step - RIPE_AFTER:
@@ -71,6 +87,14 @@ class Mover:
             found = self._staging.upload({"host": plan.restores[:, 0].copy(), "device": plan.restores[:, 1].copy()})
             self._ops.restore_layers(self._pairs, found["host"], found["device"], page_size=self._cache.page_size)
 
+    def _bring(self, plan: StepPlan, keys: PoolPairs) -> None:
+        """Index keys of pages that come from the directory, into logical pages of which nothing is read any more."""
+        if self._copies and self._on_host.involves(plan.freed_pages):  # a copy of what they held may not have begun
+            self._staging.streams.follow(self._copies[-1][1])
+        if len(plan.imports):
+            found = self._staging.upload({"logical": plan.imports[:, 0].copy(), "host": plan.imports[:, 1].copy()})
+            self._ops.restore_layers(keys, found["host"], found["logical"], page_size=1)
+
     def _believe(self, plan: StepPlan) -> None:
         """Host pages that ``plan`` says are finished are taken for that only if their copies are: others would be read as garbage.
 
@@ -80,6 +104,7 @@ class Mover:
         named = pages[pages >= 0]
         plan_of_copy = self._copied[named]
         right = (plan_of_copy >= 0) & (plan_of_copy <= plan.step - RIPE_AFTER)
+        right |= np.isin(named, plan.imports[:, 1])  # finished before they came here
         self._copied[named] = NOWHERE
         if not right.all():
             believed = plan.host_pages.copy()
@@ -87,13 +112,18 @@ class Mover:
             plan.host_pages = believed
 
     def _lease(self, plan: StepPlan) -> None:
-        """Hot rows of leases that begin or end hold nothing."""
-        slots = np.unique(plan.hot_pages[:, 0])
-        self._leased[slots] = False
-        self._leased[plan.hot_pages[plan.hot_pages[:, 2] >= 0, 0]] = True
+        """Hot rows that leases gain or lose hold nothing."""
+        changes = plan.hot_pages
+        begins = changes[changes[:, 1] == 0]  # or ends
+        self._leased[begins[:, 0]] = begins[:, 2] >= 0
+        slots, place = np.unique(changes[:, 0], return_inverse=True)
+        first, last = np.full(len(slots), self.places.lease_pages, dtype=np.int32), np.zeros(len(slots), dtype=np.int32)
+        np.minimum.at(first, place, changes[:, 1])
+        np.maximum.at(last, place, changes[:, 1] + 1)
+        found = self._staging.upload({"slots": slots, "first": first, "last": last})
         assert self._cache.hot is not None
-        found = self._staging.upload({"slots": slots.astype(np.int64)})
-        self._cache.hot.positions.index_fill_(1, found["slots"], NOWHERE)
+        held, size = self._cache.hot.positions, self._cache.page_size
+        self._empty.release_hot(held, found["slots"], found["first"], found["last"], page_size=size)
 
     def step(self, plan: StepPlan, page_table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor | None) -> TierStep:
         """Where the pages of the requests of ``plan`` are, for a step that runs eagerly.
@@ -120,12 +150,22 @@ class Mover:
             self._copied[plan.mirrors[:, 1]] = plan.step
         if not len(plan.mirrors) or not self._writes:
             return
-        found = self._staging.upload({"device": plan.mirrors[:, 0].copy(), "host": plan.mirrors[:, 1].copy()})
+        arrays = {"device": plan.mirrors[:, 0].copy(), "host": plan.mirrors[:, 1].copy()}
+        found = self._staging.upload(arrays if self._keys is None else arrays | {"logical": plan.mirrored.copy()})
 
         def copy() -> None:
             self._ops.mirror_layers(self._pairs, found["device"], found["host"], page_size=self._cache.page_size)
+            if self._keys is not None:
+                self._ops.mirror_layers(self._keys, found["logical"], found["host"], page_size=1)
 
-        self._copies.append((plan.step, self._staging.streams.beside(copy, found.values())))
+        mark = self._staging.streams.beside(copy, found.values())
+        self._copies.append((plan.step, mark))
+        if self._keys is not None:
+            self._on_host.started(plan.step, mark, plan.mirrored)
+
+    def copies_done(self, step: int) -> bool:
+        """Whether the copies of plan ``step`` and all before it are finished for certain; never waits. With a directory only."""
+        return self._on_host.done(step)
 
     def settle(self, step: int) -> None:
         """Block the host until copies that plan ``step`` relies on are done; before it goes to ranks that share the pool."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from ...attention.kv.host.allocator import HostPageAllocator
 from ...attention.kv.ids import HostPage
+from .host_pages import HostPages
 from .moves import Moves
 from .stay import Stay
 from .tier_limits import RIPE_AFTER, TierLimits
@@ -23,7 +23,8 @@ class PageBook:
     those whose writer has hot rows, which it moves what it chooses of them to in the plan before.
     """
 
-    def __init__(self, limits: TierLimits, host_pages: HostPageAllocator) -> None:
+    def __init__(self, limits: TierLimits, host_pages: HostPages, *, with_keys: bool = False) -> None:
+        """``with_keys``: index keys go to the host too, for others that find the page by what is in it."""
         n = limits.n_pages
         self.limits = limits
         self.moves = Moves()
@@ -41,7 +42,7 @@ class PageBook:
         self.loose: dict[int, None] = {}  # droppable pages that only tolerant stays read, longest droppable first; "host": go next
         self.drops = self.restored = self.mirrored = 0
         self._at_once = limits.policy == "host"
-        self._host_pages = host_pages
+        self._host_pages, self._with_keys = host_pages, with_keys
 
     def ripe(self, page: int) -> bool:
         """Whether its device page may be dropped as far as its copy is concerned."""
@@ -77,6 +78,14 @@ class PageBook:
                 self.vacate(device)
         self.host[page] = self.stamp[page] = NOWHERE
         self.moves.restores.pop(page, None)
+        self.moves.imports.pop(page, None)
+
+    def bring(self, pages: Sequence[int], hosts: Sequence[int]) -> None:
+        """Fresh logical ``pages`` without readers are the finished host pages ``hosts``; nothing of them is on the device."""
+        assert self.step >= RIPE_AFTER, "a page comes in before any can be ripe"
+        for page, host in zip(pages, hosts, strict=True):
+            self.host[page], self.stamp[page], self.published[page] = host, 0, True
+            self.moves.device[page], self.moves.host[page], self.moves.imports[page] = NOWHERE, host, host
 
     def vacate(self, device: int) -> None:
         """Device page ``device`` is free."""
@@ -93,6 +102,8 @@ class PageBook:
         assert self.device[page] >= 0 and self.stamp[page] < 0, f"page {page} is written twice"
         self.stamp[page] = step
         self.moves.mirrors.append((self.device[page], self.host[page]))
+        if self._with_keys:
+            self.moves.mirrored.append(page)
         self.aging.append((step, page, by))
         self.mirrored += 1
 

@@ -11,6 +11,7 @@ from ...attention.kv.sizes import KVBytes, kv_bytes
 from ..config import EngineConfig
 from ..memory import pool_pages
 from ..plan import FLOAT_COLUMNS, INT_COLUMNS
+from .leases import lease_steps
 from .sizing import OffloadShape, device_pages_of, offload_sizes
 from .tier_limits import UNDER_WAY, TierLimits
 
@@ -25,6 +26,7 @@ class Budget:
     host_pages: int  # of its replica, as ``pools.host_pages`` says
     pool_layers: int = 0  # layers in the host pool that the rank maps, 0: its own
     pool_parts: int = 1  # replicas that share that pool
+    pool_pages: int = 0  # with a prefix directory: of that pool, whatever its replicas use of it
     backing: str = "pinned"  # kind of the pool, for the header that files have
 
 
@@ -37,6 +39,7 @@ class Pools:
     max_num_seqs: int  # request slots they are made for
     batch: int  # most requests of the planned length at once
     limited_by: str
+    lease_rows: tuple[tuple[int, int], ...] = ()  # (requests, hot rows that each of up to so many has); none where nothing is offloaded
     device: tuple[KVBytes, ...]  # of a rank of each stage
     host: tuple[int, ...]  # bytes of the host pool that a rank of each stage maps
 
@@ -62,7 +65,7 @@ def plan_off(shapes: Sequence[OffloadShape], budgets: Sequence[Budget], context:
     """
     shape, longest = shapes[0], shapes[0].max_model_len
     config = EngineConfig(page_size=shape.page_size, max_num_seqs=shape.max_num_seqs, max_total_tokens=shape.tokens)
-    per_token = [kv_bytes_per_token(s.mla, s.has_indexer, s.dtype) for s in shapes]
+    per_token = [kv_bytes_per_token(s.mla, s.has_indexer, s.dtype, s.index_dtype) for s in shapes]
     size = shape.page_size
     pages = min(
         pool_pages(config, max_model_len=longest, bytes_per_token=each, available=budget.device)
@@ -71,7 +74,7 @@ def plan_off(shapes: Sequence[OffloadShape], budgets: Sequence[Budget], context:
     if any((pages + 1) * size * each > budget.device for each, budget in zip(per_token, budgets, strict=True)):
         raise ValueError(f"max_total_tokens {shape.tokens} does not fit on the device")
     batch, why = largest_batch(context, page_size=size, n_pages=pages, max_num_seqs=shape.max_num_seqs)
-    device = tuple(kv_bytes(s.mla, s.has_indexer, s.dtype, n_pages=pages, page_size=size) for s in shapes)
+    device = tuple(kv_bytes(s.mla, s.has_indexer, s.dtype, n_pages=pages, page_size=size, index_dtype=s.index_dtype) for s in shapes)
     return Pools(
         n_pages=pages,
         n_device_pages=pages,
@@ -96,13 +99,14 @@ def plan_tiers(shapes: Sequence[OffloadShape], budgets: Sequence[Budget], contex
     batch, why = largest_batch(context, page_size=shape.page_size, n_pages=sizes.n_pages, max_num_seqs=shape.max_num_seqs, limits=limits)
     if why == "pages of the pool":
         why = "host memory" if sizes.n_pages >= min(b.host_pages for b in budgets) else "device memory for index keys"
-    layouts = [s.host_layout(sizes.n_pages * b.pool_parts, b.pool_layers or None) for s, b in pairs]
+    layouts = [s.host_layout(b.pool_pages if s.directory else sizes.n_pages * b.pool_parts, b.pool_layers or None) for s, b in pairs]
     return Pools(
         n_pages=sizes.n_pages,
         n_device_pages=sizes.n_device_pages,
         max_num_seqs=shape.max_num_seqs,
         batch=batch,
         limited_by=why,
+        lease_rows=lease_steps(limits, batch, context) if context > limits.topk else (),
         device=tuple(s.device_bytes(sizes.n_pages, sizes.n_device_pages) for s in shapes),
         host=tuple(pool_bytes(layout, b.backing) for layout, b in zip(layouts, budgets, strict=True)),
     )

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...attention.kv.host.allocator import HostPageAllocator
 from ..plan import StepPlan
+from .host_pages import HostPages
+from .leases import Leases
 from .page_book import PageBook
 from .stay import Stay
 from .stay_book import StayBook
@@ -24,10 +25,12 @@ class Residency:
     Changes are kept until a plan with rows takes them along, since a plan without rows may never be launched.
     """
 
-    def __init__(self, limits: TierLimits, host_pages: HostPageAllocator) -> None:
+    def __init__(self, limits: TierLimits, host_pages: HostPages, *, with_keys: bool = False) -> None:
+        """``with_keys``: see ``PageBook``."""
         self.limits = limits
-        self.book = PageBook(limits, host_pages)
+        self.book = PageBook(limits, host_pages, with_keys=with_keys)
         self.stays = StayBook(self.book)
+        self.leases = Leases(limits, self.book, self.stays)
         self.spills = 0  # running requests that gave up pages for a lease
         self._warm_ups = WarmUps()
         self._held_back = 0  # free device pages that others may not take in this step
@@ -56,7 +59,7 @@ class Residency:
         """
         book, width = self.book, self.limits.hot_pages
         self._demand, self._taken = max(self._taken, self._demand * 7 // 8), 0
-        there = len(book.free) + book.droppable
+        there = len(book.free) + book.droppable + self.stays.spare
         if self._demand and width <= there < width + 2 * self._demand and step >= self._look_again and not self._warm_ups.busy:
             victim = self.stays.victim()
             if victim is None:
@@ -82,12 +85,14 @@ class Residency:
                 stay = stays[slot]
                 for page in stay.pages[start >> bits : end >> bits]:
                     book.written(page, plan.step, stay)
+        if not self._held_back:
+            self.leases.level(plan.step)
         if several:
             plan.absent = np.array([row for row, _ in several if stays.misses(stays[int(plan.slots[row])])], dtype=np.int32)
             slots = [int(plan.slots[row]) for row, ends in several if ends]
             book.moves.seeds.extend(slot for slot in slots if stays[slot].lease)
         self._warm_ups.note(plan)
-        book.take_moves().write(plan, self.limits.hot_pages)
+        book.take_moves().write(plan)
 
     # ---- stays
 
@@ -195,10 +200,11 @@ class Residency:
         return self.limits.hot_pages if stay.open else 1
 
     def _room(self, count: int) -> int:
-        """Free device pages, after trying to have ``count``: by drops, then by spilling who has the most to give."""
+        """Free device pages, after trying to have ``count``: by drops, from leases that grew, then by spilling who has most to give."""
         book, stays = self.book, self.stays
         if len(book.free) < count:
             book.shed(count)
+            self.leases.give_back(count)
             if len(book.free) < count:
                 self._warm_ups.cut_short(stays.loosen)
             while len(book.free) < count and (victim := stays.victim()) is not None:
@@ -233,7 +239,9 @@ class Residency:
         book, limits = self.book, self.limits
         found = {"device_pages": limits.n_device_pages, "device_pages_free": self.n_free, "host_pages": limits.n_host_pages}
         found |= {"mirrored": book.mirrored, "dropped": book.drops, "restored": book.restored, "spilled": self.spills}
-        return found | {"offloaded_requests": self.stays.leased}
+        rows = [len(stay.lease) * limits.page_size for stay in self.stays.leasing()] or [0]
+        found |= {"offloaded_requests": self.stays.leased, "leases_grown": self.leases.grown, "leases_shrunk": self.leases.shrunk}
+        return found | {"hot_rows_least": min(rows), "hot_rows_mean": sum(rows) // len(rows), "hot_rows_most": max(rows)}
 
     def check(self, in_use: Iterable[int]) -> None:
         """AssertionError unless device pages, stays and logical pages ``in_use`` agree."""

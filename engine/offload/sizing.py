@@ -15,6 +15,8 @@ from .tier_limits import UNDER_WAY, TierLimits, least_device_pages
 
 #: hot rows of a request by default, times the keys of one token
 _HOT = 2
+#: the same for a lease that has grown
+_MOST_HOT = 4
 #: of the device memory, this much may be set aside for leases before logical pages get theirs
 _LEASE_SHARE = 0.5
 
@@ -26,15 +28,18 @@ class OffloadShape:
     mla: MLAConfig
     has_indexer: tuple[bool, ...]  # of this rank's layers
     dtype: str  # format of cached rows
+    index_dtype: str | None = None  # format of cached index keys, None: that of the rows
     page_size: int
     policy: str  # host or hybrid
     max_num_seqs: int
     max_model_len: int
     step_tokens: int  # most tokens of one step
-    hot_slots: int | None = None  # hot rows of a request, None: twice the keys of a token
+    hot_slots: int | None = None  # hot rows that an offloaded request is promised, None: twice the keys of a token
+    hot_slots_max: int | None = None  # hot rows that it gets while device pages are of no other use, None: four times the keys of a token
     tokens: int | None = None  # logical tokens asked for, None: as many as fit and can be used
     scored: bool = True  # hot rows give way by their index scores, not by age
     device_tokens: int | None = None  # latent tokens on the device asked for, None: what is left
+    directory: bool = False  # host pages are shared by what is in them: with their index keys, and all of the pool by everybody
 
     @property
     def topk(self) -> int:
@@ -52,18 +57,42 @@ class OffloadShape:
 
     @property
     def hot_pages(self) -> int:
-        """Device pages of a lease.
+        """Device pages that a lease is promised.
 
         Raises:
             ValueError: too few rows for the keys of one token, more than the kernels count, or a dense model.
         """
-        most = MOST_HOT_ROWS // self.page_size * self.page_size
+        most = self._most_rows
         if self.hot_slots is not None and self.hot_slots < self.topk:
             raise ValueError(f"kv_hot_slots {self.hot_slots} is less than the {self.topk} keys of one token; use at least {self.topk}")
         rows = min(_HOT * self.topk, most) if self.hot_slots is None else self.hot_slots
         if rows > most:
             raise ValueError(f"kv_hot_slots {rows} is more than the {most} rows (whole pages) of a hot buffer; use at most {most}")
         return -(-rows // self.page_size)
+
+    @property
+    def most_hot_pages(self) -> int:
+        """Device pages of the largest lease.
+
+        Raises:
+            ValueError: fewer rows than are promised, or more than the kernels count; as ``hot_pages``.
+        """
+        promised, most, asked = self.hot_pages, self._most_rows, self.hot_slots_max
+        if asked is None:
+            return max(promised, min(_MOST_HOT * self.topk, most) // self.page_size)
+        if asked < promised * self.page_size:
+            raise ValueError(
+                f"kv_hot_slots_max {asked} is less than the {promised * self.page_size} hot rows that every offloaded request is promised "
+                f"(kv_hot_slots, whole pages); use at least {promised * self.page_size}"
+            )
+        if asked > most:
+            raise ValueError(f"kv_hot_slots_max {asked} is more than the {most} rows (whole pages) of a hot buffer; use at most {most}")
+        return asked // self.page_size
+
+    @property
+    def _most_rows(self) -> int:
+        """Hot rows that kernels count, in whole pages."""
+        return MOST_HOT_ROWS // self.page_size * self.page_size
 
     @property
     def latent_page(self) -> int:
@@ -73,19 +102,33 @@ class OffloadShape:
     @property
     def index_page(self) -> int:
         """Device bytes of one logical page: index keys of all layers, and where it is."""
-        return sum(self.has_indexer) * self.page_size * index_row_bytes(self.mla, self.dtype) + 8
+        return sum(self.index_page_bytes) + 8
 
     def host_layout(self, n_pages: int, n_layers: int | None = None) -> HostLayout:
         """The host pool of ``n_pages`` pages; ``n_layers`` where it holds those of other ranks too."""
         layers = len(self.has_indexer) if n_layers is None else n_layers
-        return HostLayout(n_layers=layers, n_pages=n_pages, page_size=self.page_size, row_bytes=latent_row_bytes(self.mla, self.dtype))
+        assert not self.directory or layers == len(self.has_indexer), "a pool with a directory holds the layers of one stage"
+        return HostLayout(
+            n_layers=layers,
+            n_pages=n_pages,
+            page_size=self.page_size,
+            row_bytes=latent_row_bytes(self.mla, self.dtype),
+            index_page_bytes=self.index_page_bytes if self.directory else (),
+        )
+
+    @property
+    def index_page_bytes(self) -> tuple[int, ...]:
+        """Bytes of one page of index keys in each layer, 0 for one without."""
+        size = self.page_size * index_row_bytes(self.mla, self.index_dtype or self.dtype)
+        return tuple(size if has else 0 for has in self.has_indexer)
 
     def tiers(self, n_pages: int, n_device_pages: int) -> TierShape:
         """What the cache allocates."""
         hot = HotShape(
             n_slots=self.max_num_seqs,
             n_layers=len(self.has_indexer),
-            lease_pages=self.hot_pages,
+            lease_pages=self.most_hot_pages,
+            usual_pages=self.hot_pages,
             page_size=self.page_size,
             n_logical_pages=n_pages,
             max_requests=self.max_num_seqs,
@@ -97,19 +140,30 @@ class OffloadShape:
     def device_bytes(self, n_pages: int, n_device_pages: int) -> KVBytes:
         """Device memory of the cache, by part."""
         return kv_bytes(
-            self.mla, self.has_indexer, self.dtype, n_pages=n_pages, page_size=self.page_size, tiers=self.tiers(n_pages, n_device_pages)
+            self.mla,
+            self.has_indexer,
+            self.dtype,
+            n_pages=n_pages,
+            page_size=self.page_size,
+            tiers=self.tiers(n_pages, n_device_pages),
+            index_dtype=self.index_dtype,
         )
 
-    def limits(self, n_pages: int, n_device_pages: int) -> TierLimits:
-        """What the residency decides by. ValueError: too few device pages for even one request."""
+    def limits(self, n_pages: int, n_device_pages: int, n_host_pages: int | None = None) -> TierLimits:
+        """What the residency decides by; one host page for each logical one unless said otherwise.
+
+        Raises:
+            ValueError: too few device pages for even one request.
+        """
         return TierLimits(
             policy=self.policy,
             page_size=self.page_size,
             n_pages=n_pages,
             n_device_pages=n_device_pages,
-            n_host_pages=n_pages,
+            n_host_pages=n_pages if n_host_pages is None else n_host_pages,
             topk=self.topk,
             hot_pages=self.hot_pages,
+            most_hot_pages=self.most_hot_pages,
             step_tokens=self.step_tokens,
         )
 
@@ -149,7 +203,7 @@ def offload_sizes(shape: OffloadShape, *, device_bytes: int, host_pages: int) ->
             "kv_device_tokens, use more ranks, or raise gpu_memory_utilization"
         )
     if shape.device_tokens is None:
-        useful = pages + shape.max_num_seqs * shape.hot_pages
+        useful = pages + shape.max_num_seqs * shape.most_hot_pages
         aside = max(aside, min(useful, (free - pages * shape.index_page) // shape.latent_page))
     shape.limits(pages, aside)
     return OffloadSizes(n_pages=pages, n_device_pages=aside)
@@ -177,9 +231,18 @@ def _most_pages(shape: OffloadShape, host_pages: int) -> int:
 def host_pages_of(shape: OffloadShape, host_bytes: int, *, n_layers: int | None = None) -> int:
     """Pages of a host pool of at most ``host_bytes``; each layer begins at a multiple of 2 MiB."""
     layers = len(shape.has_indexer) if n_layers is None else n_layers
-    page = shape.host_layout(1, layers).page_bytes
-    per_layer = (host_bytes // layers) // (2 << 20) * (2 << 20)
-    return per_layer // page
+    one = shape.host_layout(1, layers)
+    if not shape.directory:
+        per_layer = (host_bytes // layers) // (2 << 20) * (2 << 20)
+        return per_layer // one.page_bytes
+    fits, beyond = 0, host_bytes // one.page_bytes + 1  # rows and index keys end at multiples of their own
+    while beyond - fits > 1:
+        middle = (fits + beyond) // 2
+        if shape.host_layout(middle, layers).offsets[-1] <= host_bytes:
+            fits = middle
+        else:
+            beyond = middle
+    return fits
 
 
 def device_pages_of(sizes: Sequence[OffloadSizes]) -> OffloadSizes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .page_book import PageBook
+from .page_book import NOWHERE, PageBook
 from .stay import Stay
 from .tier_limits import UNDER_WAY
 
@@ -13,6 +13,7 @@ class StayBook:
     def __init__(self, book: PageBook) -> None:
         self.leased = self.open = 0  # stays with a lease; those that are open
         self.floors = 0  # sum over stays
+        self.spare = 0  # pages of leases beyond what is promised
         self._book = book
         self._width = book.limits.hot_pages
         self._by_slot: dict[int, Stay] = {}
@@ -52,21 +53,49 @@ class StayBook:
             book.classify(page)
         if stay.lease:
             self.leased -= 1
-            for device in stay.lease:
-                book.vacate(device)
-            book.moves.hot[stay.slot] = []
-            stay.lease = []
+            self.spare -= len(stay.lease) - self._width
+            self._free_tail(stay, 0)
 
     def grant(self, stay: Stay) -> None:
         """A lease for ``stay`` from the free pages."""
-        free, width = self._book.free, self._width
-        assert not stay.lease and len(free) >= width
-        stay.lease = free[-width:][::-1]
-        del free[-width:]
-        self._book.moves.hot[stay.slot] = list(stay.lease)
+        width = self._width
+        assert not stay.lease
+        self._append(stay, width)
         self.leased += 1
         self.open -= stay.tolerant
         self.raise_floor(stay, self.cap)
+
+    def leasing(self) -> list[Stay]:
+        """Stays with a lease."""
+        return [stay for stay in self._by_slot.values() if stay.lease]
+
+    def grow(self, stay: Stay, count: int) -> None:
+        """``count`` more pages for the lease of ``stay`` from the free ones."""
+        assert stay.lease and len(stay.lease) + count <= self._book.limits.largest_lease
+        self._append(stay, count)
+        self.spare += count
+
+    def shrink(self, stay: Stay, count: int) -> None:
+        """The last ``count`` pages of the lease of ``stay`` are free; it keeps what is promised."""
+        left = len(stay.lease) - count
+        assert left >= self._width
+        self._free_tail(stay, left)
+        self.spare -= count
+
+    def _append(self, stay: Stay, count: int) -> None:
+        """``count`` free pages go to the end of the lease of ``stay``."""
+        book, lease = self._book, stay.lease
+        assert len(book.free) >= count
+        for _ in range(count):
+            book.moves.hot[stay.slot, len(lease)] = book.free[-1]
+            lease.append(book.free.pop())
+
+    def _free_tail(self, stay: Stay, left: int) -> None:
+        """The lease of ``stay`` keeps its first ``left`` pages."""
+        for index in range(left, len(stay.lease)):
+            self._book.vacate(stay.lease[index])
+            self._book.moves.hot[stay.slot, index] = NOWHERE
+        del stay.lease[left:]
 
     def raise_floor(self, stay: Stay, floor: int) -> None:
         """``stay`` holds ``floor`` device pages at the least, no more than an offloaded one."""
@@ -129,6 +158,8 @@ class StayBook:
         assert self.leased == sum(bool(stay.lease) for stay in stays), "leases are miscounted"
         assert self.open == sum(stay.open for stay in stays), "open stays are miscounted"
         assert self.floors == sum(stay.floor for stay in stays), "floors are miscounted"
+        assert self.spare == sum(len(stay.lease) - self._width for stay in stays if stay.lease), "grown leases are miscounted"
         for stay in stays:
-            assert len(stay.lease) in (0, self._width), f"slot {stay.slot} leases {len(stay.lease)} pages"
+            held, most = len(stay.lease), self._book.limits.largest_lease
+            assert held == 0 or self._width <= held <= most, f"slot {stay.slot} leases {held} pages"
             assert stay.tolerant or all(self._book.device[page] >= 0 for page in stay.pages), f"slot {stay.slot} misses pages"

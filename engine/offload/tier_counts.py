@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
 
 from ...attention.kv.tier import TierCounter
-from ..streams import HostCopy, Streams
+from ..streams import HostCopy, Mark, Streams
 
 _EVERY = 16  # steps between two readings
 
@@ -15,7 +16,8 @@ _EVERY = 16  # steps between two readings
 class TierCounts:
     """The device's counters, int64 [layers, len(TierCounter)], as they were at the last reading.
 
-    A row that was chosen and never written means wrong tokens: ``step`` and ``verify`` raise RuntimeError, once.
+    A row that was chosen and never written means wrong tokens: ``confirm`` raises RuntimeError before a token is told, where the step was
+    watched; ``step`` and ``verify`` do so for all other steps. It is raised once.
     """
 
     def __init__(self, counters: torch.Tensor, streams: Streams) -> None:
@@ -24,6 +26,8 @@ class TierCounts:
         self._coming: HostCopy | None = None
         self._known = torch.zeros(counters.shape, dtype=torch.int64)
         self._raised = self._fresh = False  # a fault was told; ``_known`` has not been looked at
+        self._watched: deque[tuple[int, torch.Tensor, Mark]] = deque()  # (step, its counters on the host, when they are there)
+        self._places: list[torch.Tensor] = []  # of such counters, not in use
 
     def step(self) -> None:
         """A step has been launched.
@@ -37,6 +41,26 @@ class TierCounts:
         self._take()
         if self._fresh:
             self._check()
+
+    def watch(self, step: int) -> None:
+        """``step`` has been launched; somebody will ``confirm`` it, or a later one. Its counters come down behind it."""
+        host = self._places.pop() if self._places else torch.empty(self._known.shape, dtype=torch.int64, pin_memory=self._streams.cuda)
+        host.copy_(self._counters, non_blocking=True)
+        self._watched.append((step, host, self._streams.mark()))
+
+    def confirm(self, step: int) -> None:
+        """Tokens of ``step``, which are on the host, may be told; its counters are there with them, or nearly.
+
+        Raises:
+            RuntimeError: it, or one before it, read a row that was never written.
+        """
+        while self._watched and self._watched[0][0] <= step:
+            _, host, mark = self._watched.popleft()
+            self._streams.wait(mark)
+            self._places.append(host)
+            if host.numpy()[:, TierCounter.UNWRITTEN].any():
+                self._known = host.clone()
+                self._check()
 
     def verify(self) -> None:
         """The same check of all steps so far; waits for the device.

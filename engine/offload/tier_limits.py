@@ -22,6 +22,7 @@ class TierLimits:
     topk: int  # keys that a token attends to; a request of so few is never offloaded
     hot_pages: int  # device pages of one hot lease
     step_tokens: int  # most tokens of one step
+    most_hot_pages: int = 0  # device pages that a lease may grow to while they are of no other use; 0: it does not grow
 
     def __post_init__(self) -> None:
         """Check that one request alone can always go on."""
@@ -32,6 +33,8 @@ class TierLimits:
                 f"kv_hot_slots: {self.hot_pages} pages of {self.page_size} rows hold less than the {self.topk} keys of one token; "
                 f"use at least {self.topk}"
             )
+        if 0 < self.most_hot_pages < self.hot_pages:
+            raise ValueError(f"leases of {self.hot_pages} pages cannot grow to {self.most_hot_pages}; use 0, or at least {self.hot_pages}")
         if self.n_device_pages < self.least:
             raise ValueError(
                 f"the device holds {self.n_device_pages} pages of latent rows, one request needs {self.least}: {self.hot_pages} for its "
@@ -40,6 +43,11 @@ class TierLimits:
             )
         if self.n_host_pages < self.n_pages:
             raise ValueError(f"{self.n_pages} pages need as many in the host pool, which has {self.n_host_pages}; raise kv_host_memory")
+
+    @property
+    def largest_lease(self) -> int:
+        """Most device pages of a lease."""
+        return max(self.hot_pages, self.most_hot_pages)
 
     @property
     def least(self) -> int:

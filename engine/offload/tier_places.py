@@ -33,6 +33,11 @@ class TierPlaces:
         return self.tables.device_page.shape[0]
 
     @property
+    def lease_pages(self) -> int:
+        """Most pages of a lease."""
+        return self.tables.hot_pages.shape[1]
+
+    @property
     def idle_place(self) -> int:
         """A place that is ``NOWHERE`` and stays so: the host page of the dummy."""
         return 2 * self.n_pages - 1
@@ -44,7 +49,7 @@ class TierPlaces:
 
     def changes(self, plan: StepPlan) -> tuple[I64, I64]:
         """Places in ``flat`` and what they become by ``plan``, int64 [n] each, no place twice."""
-        width = self.tables.hot_pages.shape[1]
+        width = self.lease_pages
         device, host, hot = plan.device_pages, plan.host_pages, plan.hot_pages
         leases = hot[:, 0].astype(np.int64) * width + hot[:, 1] + 2 * self.n_pages
         places = np.concatenate([device[:, 0], host[:, 0].astype(np.int64) + self.n_pages, leases])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..offload.stay import Stay
+from ..offload.tier_limits import RIPE_AFTER
 from ..plan import I32
 from ..request import Request
 from .pool import Pool, known_tokens
@@ -68,7 +69,7 @@ class Admission:
             return None  # not even with all of the prefix tree
         pages, node = self._match(request, tokens)
         cached, stay = len(pages) * pool.page_size, None
-        if need - len(pages) <= pool.available - reserve:
+        if need - len(pages) <= pool.available - reserve and self._has_host(request, need - len(pages) + reserve):
             count = min(len(tokens) - cached, budget)
             if pool.tier is not None:
                 rank = (request.priority, request.index)
@@ -76,6 +77,8 @@ class Admission:
             if stay is not None or pool.tier is None:
                 pages += pool.grab(pool.count_pages(cached + count) - len(pages), stay)
         if len(pages) * pool.page_size == cached:
+            if pool.share is not None and pool.lacks_host:
+                pool.share.shortage.lack(request.request_id, need - len(pages))
             if pool.tier is not None and stay is not None:
                 pool.tier.leave(stay)
             pool.unmatch(pages, node)
@@ -83,14 +86,47 @@ class Admission:
         self._memo = (None, 0, None)
         return self._seat(request, tokens, pages, node, cached, step, stay)
 
-    def _match(self, request: Request, tokens: I32) -> tuple[list[int], PrefixNode | None]:
-        """Held pages from the prefix tree. The last token is always computed: its logits are needed, as all of the
-        prompt's are when the request asks for their log-probabilities.
+    def usable(self, request: Request) -> int:
+        """How many of its tokens may come from the prefix tree.
+
+        The last token is always computed: its logits are needed, as all of the prompt's are when the request asks for their
+        log-probabilities.
         """
-        if not self._pool.caching:
-            return [], None
-        usable = 0 if request.params.prompt_logprobs is not None else len(tokens) - 1
-        return self._pool.match(tokens[:usable])
+        return 0 if request.params.prompt_logprobs is not None else request.known_len - 1
+
+    def prepared(self, request: Request, step: int, *, alone: bool) -> bool:
+        """Whether the prefix tree has what others may have computed of ``request``, or it does not wait for that any longer.
+
+        ``alone``: nothing else runs.
+        """
+        share, cache = self._pool.share, self._pool.cache
+        if share is None:
+            return True
+        if share.yields:  # pages are short, and others have waited longer
+            if alone:  # or nobody would know that this one waits as well
+                share.shortage.lack(request.request_id, self._pool.count_pages(request.known_len + 1))
+            return False
+        tokens = self._tokens(request)[: self.usable(request)]
+        if cache.covers(tokens):
+            return True
+        found = share.questions.look_up(request, len(tokens)) if step >= RIPE_AFTER else None
+        if found is None:
+            return False
+        if found[1]:
+            self._pool.bring(*found)
+        return True
+
+    def _has_host(self, request: Request, count: int) -> bool:
+        """Whether others leave ``count`` host pages."""
+        pool = self._pool
+        if pool.share is None or pool.has_host(count):
+            return True
+        pool.share.shortage.lack(request.request_id, count)
+        return False
+
+    def _match(self, request: Request, tokens: I32) -> tuple[list[int], PrefixNode | None]:
+        """Held pages from the prefix tree."""
+        return self._pool.match(tokens[: self.usable(request)]) if self._pool.caching else ([], None)
 
     def _seat(
         self, request: Request, tokens: I32, pages: list[int], node: PrefixNode | None, cached: int, step: int, stay: Stay | None

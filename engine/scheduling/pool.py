@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ...attention.kv.ids import HostPage
 from ..offload.residency import Residency
 from ..offload.stay import Stay
 from ..plan import I32
 from ..request import Request
+from ..sharing.prefix_share import PrefixShare
 from .page_allocator import PageAllocator
 from .prefix_cache import Inserted, PrefixCache
 from .prefix_node import PrefixNode
 from .scheduler_config import SchedulerConfig
 from .seat import Seat
 from .slots import SlotPool
+
+#: pages that leave the prefix tree at a time when host pages run out: each time costs a question to the directory
+_SEVERAL = 4
 
 
 def known_tokens(request: Request) -> I32:
@@ -32,8 +37,10 @@ class Pool:
     per seat that reads it and one for the prefix tree; it is free when the last of them lets go, whatever the order.
     """
 
-    def __init__(self, config: SchedulerConfig, tier: Residency | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, tier: Residency | None = None, share: PrefixShare | None = None) -> None:
         self.tier = tier  # where pages are, with offloading
+        self.share = share  # pages that others have too, with a prefix directory
+        self.lacks_host = False  # the last ``grab`` got fewer pages than wanted because others have the host's
         self.page_size = config.page_size
         self._pp = config.pp
         self.pages = PageAllocator(config.n_pages)
@@ -65,6 +72,8 @@ class Pool:
         """Up to ``count`` pages for the end of ``stay``, evicting from the prefix tree when the free ones do not do."""
         if self.tier is not None:  # nothing is evicted for pages that the device has no room for
             count = self.tier.room(min(count, self.available))
+        if self.share is not None and stay is not None:
+            count = self._secure(self.share, count, stay)
         while self.pages.n_free < count:
             evicted = self.cache.evict(count - self.pages.n_free)
             if not evicted:
@@ -76,6 +85,47 @@ class Pool:
             assert stay is not None
             self.tier.take(stay, pages)
         return pages
+
+    def _secure(self, share: PrefixShare, count: int, stay: Stay) -> int:
+        """How many of ``count`` host pages for the end of ``stay`` are there, after letting go of the prefix tree's if need be."""
+        assert self.tier is not None
+        last = HostPage(self.tier.book.host[stay.pages[-1]]) if stay.pages else None
+        found = share.pages.secure(count, last)
+        if found < count and not share.pages.busy and share.questions.drop_answers():
+            found = share.pages.secure(count, last)
+        while found < count and not share.pages.busy and (evicted := self.cache.evict(max(count - found, _SEVERAL))):
+            self.evictions += len(evicted)
+            self._drop(evicted)
+            found = share.pages.secure(count, last)
+        self.lacks_host = found < count
+        return found
+
+    def has_host(self, count: int) -> bool:
+        """Whether ``count`` host pages more can probably be had."""
+        return self.share is None or self.share.has(count, self.cache.evictable_pages)
+
+    def relieve(self, count: int) -> None:
+        """Let go of ``count`` pages that nobody reads, because others lack some."""
+        evicted = self.cache.evict(count)
+        self.evictions += len(evicted)
+        self._drop(evicted)
+
+    def bring(self, tokens: I32, hosts: Sequence[HostPage]) -> None:
+        """Put finished host pages, which hold ``tokens`` and are held for us, into the prefix tree behind what it has of them."""
+        assert self.tier is not None and self.share is not None
+        found, node = self.cache.match(tokens)
+        self.cache.lock(node)
+        count = max(0, min(len(hosts) - len(found), self.available))
+        if (short := count - self.pages.n_free) > 0:
+            self.relieve(short)
+        self.cache.unlock(node)
+        count = min(count, self.pages.n_free)  # some that left the tree may still be read
+        pages, end = self.pages.take(count), len(found) + count
+        self.share.bring(hosts[len(found) : end], [*hosts[: len(found)], *hosts[end:]])
+        if pages:
+            self.tier.book.bring(pages, hosts[len(found) : end])
+            inserted = self.cache.insert(tokens[: end * self.page_size], [*found, *pages])
+            assert inserted.adopted == tuple(pages), "the prefix tree has changed meanwhile"
 
     def match(self, tokens: I32) -> tuple[list[int], PrefixNode]:
         """Cached pages of the longest prefix of ``tokens``, held for the caller and protected from eviction."""
@@ -108,6 +158,9 @@ class Pool:
         whole = len(tokens) // self.page_size
         inserted = self.cache.insert(tokens[: whole * self.page_size], pages[:whole])
         self.pages.share(inserted.adopted)
+        if self.share is not None and self.tier is not None and inserted.adopted:
+            hosts = [HostPage(self.tier.book.host[page]) for page in inserted.adopted]
+            self.share.publish(tokens, hosts, whole - len(hosts))
         return inserted
 
     # ---- giving back

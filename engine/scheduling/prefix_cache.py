@@ -54,6 +54,19 @@ class PrefixCache:
         self._touch(node)
         return tuple(pages), node
 
+    def covers(self, tokens: I32) -> bool:
+        """Whether all whole pages of ``tokens`` are cached; changes nothing."""
+        node, at, n_pages = self._root, 0, len(tokens) // self.page_size
+        while at < n_pages:
+            child = node.children.get(self._key(tokens, at))
+            if child is None:
+                return False
+            same = self._common_pages(child.tokens, tokens[at * self.page_size : n_pages * self.page_size])
+            if same < len(child.pages) and at + same < n_pages:
+                return False
+            node, at = child, at + same
+        return True
+
     def insert(self, tokens: I32, pages: Sequence[int]) -> Inserted:
         """Add a sequence of whole pages: ``tokens`` int32 [len(pages) * page_size], already computed.
 

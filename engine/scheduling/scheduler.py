@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...attention.kv.host.allocator import HostPageAllocator
+from ..offload.host_pages import HostPages
 from ..offload.residency import Residency
 from ..plan import StepPlan
 from ..request import FinishReason, Request, RequestState
+from ..sharing.prefix_share import PrefixShare
 from .admission import validate
 from .flights import Flight, Flights
 from .pool import Pool
@@ -43,12 +44,18 @@ class Scheduler:
     Not thread safe.
     """
 
-    def __init__(self, config: SchedulerConfig, host_pages: HostPageAllocator | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, host_pages: HostPages | None = None, share: PrefixShare | None = None) -> None:
+        """``host_pages``: with offloading. ``share``: with a prefix directory, whose ``pages`` are ``host_pages`` then."""
         self.config = config
         self.stats = SchedulerStats()
         assert (config.tier is None) == (host_pages is None)
-        self.tier = None if config.tier is None or host_pages is None else Residency(config.tier, host_pages)
-        self._pool = Pool(config, self.tier)
+        self.tier = None
+        if config.tier is not None and host_pages is not None:
+            self.tier = Residency(config.tier, host_pages, with_keys=share is not None)
+        self.share = share
+        self._pool = Pool(config, self.tier, share)
+        if share is not None:
+            share.relieve = self._pool.relieve
         self._running = RunningSet()
         self._waiting = WaitingQueue()
         self._stepper = Stepper(config, self._pool, self._running, self._waiting)
@@ -117,6 +124,8 @@ class Scheduler:
         request.generation += 1
         request.n_launched = 0
         del self._requests[request.request_id]
+        if self.share is not None:
+            self.share.questions.forget(request)
         if waited:
             self._waiting.ended()
         else:
@@ -132,6 +141,8 @@ class Scheduler:
         plan = builder.build(self._pool.pop_freed())
         if self.tier is not None:
             self.tier.finish(plan, builder.several())
+        if self.share is not None:
+            self.share.end(plan)
         rows = builder.rows()
         sampled = [(row[0], row[0].request.generation) for row in rows if row[3]]
         self._flights.push(Flight(step=self._step, seats=[row[0] for row in rows], sampled=sampled))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..offload.stay import Stay
 from ..request import RequestState
+from ..sharing.prefix_share import PrefixShare
 from .admission import Admission
 from .plan_builder import PlanBuilder
 from .pool import Pool
@@ -11,6 +12,9 @@ from .running import RunningSet
 from .scheduler_config import SchedulerConfig
 from .seat import Seat
 from .waiting import WaitingQueue
+
+#: waiting requests whose prompts are looked up ahead of time
+_FORESEEN = 16
 
 
 class Stepper:
@@ -28,17 +32,29 @@ class Stepper:
         self._waiting = waiting
         self._admission = Admission(config, pool)
         self._short = False  # somebody got fewer pages than wanted, or was preempted, in this step
+        self._starved = False  # somebody could not go on for want of host pages, which others have
 
     def fill(self, step: int) -> PlanBuilder:
         """Everything that step ``step`` does."""
         builder = PlanBuilder(step, self._config)
         if self._pool.tier is not None:
             self._pool.tier.begin(step)
-        self._short = False
+        if self._pool.share is not None:
+            self._share(self._pool.share)
+        self._short = self._starved = False
         budget = self._place_running(builder)
         if not self._short:
             self._admit(builder, budget)
         return builder
+
+    def _share(self, share: PrefixShare) -> None:
+        """What others of the prefix directory are asked for, and get."""
+        share.begin()
+        self._pool.lacks_host = False
+        if self._starved and share.yields and len(self._running):
+            self.preempt(self._running[-1])  # of two replicas that wait for each other's pages one has to give way
+        if not share.yields:
+            share.questions.foresee(self._waiting.near(_FORESEEN), self._admission.usable)
 
     def _count_decodes(self, step: int) -> int:
         """Decode rows of this step: those ready, at most an equal share of all for each pipeline stage.
@@ -91,6 +107,8 @@ class Stepper:
         pages = pool.grab(missing, stay)
         if len(pages) < missing:
             self._short = True
+            if pool.share is not None and pool.lacks_host:
+                pool.share.shortage.lack(seat.request.request_id, missing - len(pages))
         if not pages and len(seat.pages) * pool.page_size <= seat.computed:
             pages = self._make_room(seat)
         builder.assign(seat, pages)
@@ -116,9 +134,11 @@ class Stepper:
         While ended seats wait for launched steps it is enough to wait for them: each gives back at least a page that
         nobody else reads, so nobody is preempted in vain.
         """
-        while self._give_way(seat, on_device=self._pool.available > 0):
-            if pages := self._pool.grab(1, seat.stay):
+        pool = self._pool
+        while self._give_way(seat, on_device=pool.available > 0 and not pool.lacks_host):
+            if pages := pool.grab(1, seat.stay):
                 return pages
+        self._starved |= pool.lacks_host
         return []
 
     def _give_way(self, seat: Seat, *, on_device: bool) -> bool:
@@ -128,10 +148,13 @@ class Stepper:
         """
         tier, stay = (self._pool.tier, seat.stay) if on_device else (None, None)
         waits = self._pool.leaving or (tier is not None and stay is not None and tier.coming(stay))
+        if not on_device and self._pool.share is not None:
+            waits = waits or self._pool.share.pages.cooling or self._pool.share.pages.busy
         if not waits and self._running[-1] is not seat:
             self.preempt(self._running[-1])
             return True
-        assert waits or len(self._running) > 1, f"request {seat.request.request_id} is alone and finds no page"
+        others = self._pool.lacks_host and not on_device  # have the pages it waits for
+        assert waits or others or len(self._running) > 1, f"request {seat.request.request_id} is alone and finds no page"
         if tier is not None and stay is not None:
             tier.hold_back(stay)
         return False
@@ -155,10 +178,14 @@ class Stepper:
             # One that was preempted comes back when its tokens under way are known and its pages are in the tree.
             if request is None or request.last_step > pool.completed:
                 return
+            if not self._admission.prepared(request, builder.step, alone=not len(self._running)):
+                return
             seat = self._admission.admit(request, budget, self._running, builder.step)
             if seat is None:
                 return
             self._waiting.pop()
+            if pool.share is not None:
+                pool.share.questions.forget(request)
             request.move(RequestState.RUNNING)
             self._running.add(seat)
             builder.enter(seat)

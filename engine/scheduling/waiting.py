@@ -30,6 +30,10 @@ class WaitingQueue:
             self._dead -= 1
         return self._heap[0][3] if self._heap else None
 
+    def near(self, count: int) -> list[Request]:
+        """Some that wait, the first ``count`` or so in rank order among them."""
+        return [entry[3] for entry in self._heap[:count] if entry[3].state is RequestState.WAITING]
+
     def pop(self) -> Request:
         """Remove and return the first; it must still be WAITING."""
         request = self._heap[0][3]

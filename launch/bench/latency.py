@@ -114,6 +114,8 @@ def _facts(llm: LLM, model: str) -> dict[str, Any]:
         "layout": f"pp{spec.pp} dp{spec.dp} tp{spec.tp}",
         "eager": engine.runner.graphs is None,
         "overlap": not engine.config.disable_overlap_schedule,
+        "a2a": engine.config.moe_a2a_backend,
+        "two_batch_overlap": engine.config.enable_two_batch_overlap,
     }
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.gpu.test_engine_graphs import only_decode
 from tests.offload.engines import counters, expect_idle, shuffle
+from tests.offload.restless import changes, unsettle
 from tests.ranks import run_ranks
 
 TINY = Path(__file__).resolve().parents[2] / "launch" / "tiny"
@@ -30,7 +31,7 @@ def prompts() -> list[str]:
     return short[:6] + long[:3]
 
 
-def tokens(policy: str, check=None, count: int | None = None, **args) -> list[list[int]]:
+def tokens(policy: str, check=None, before=None, count: int | None = None, **args) -> list[list[int]]:
     from rorqual import LLM, SamplingParams
 
     base = {"max_total_tokens": 32768, "max_num_seqs": 4, "cuda_graph_capture": "lazy", "cuda_graph_bs": (4,), "disable_log_stats": True}
@@ -38,6 +39,8 @@ def tokens(policy: str, check=None, count: int | None = None, **args) -> list[li
         base |= {"kv_offload": policy, "kv_host_memory": 1.0, "kv_device_tokens": 64 * (24 if policy == "host" else 9)}
     with LLM("tiny", device="cuda", dtype="float32", max_num_batched_tokens=512, **{**base, **args}) as llm:
         shuffle(llm, 3)
+        if before is not None:
+            before(llm)
         outputs = llm.generate(prompts()[:count], SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True), use_tqdm=False)
         if check is not None:
             check(llm)
@@ -64,6 +67,20 @@ def test_fp32_tokens_are_those_of_offload_off(policy, args, reference, monkeypat
         expect_idle(llm)
 
     assert tokens(policy, check, **args) == reference
+
+
+@pytest.mark.parametrize("args", [{}, {"enforce_eager": True}], ids=str)
+@pytest.mark.parametrize("policy", ["host", "hybrid"])
+def test_tokens_stay_while_leases_come_and_go(policy, args, reference, monkeypatch):
+    monkeypatch.setenv("RORQUAL_DEBUG", "1")  # what is free holds NaN
+
+    def check(llm):
+        found = counters(llm)
+        assert found["misses"] > 0 and found["unwritten"] == 0, found
+        assert min(changes(llm)) > 3 and ("enforce_eager" in args) == (llm.engine.runner.stats.graph_steps == 0)
+        expect_idle(llm)
+
+    assert tokens(policy, check, lambda llm: unsettle(llm, 4), kv_device_tokens=64 * 30, **args) == reference
 
 
 def test_hybrid_without_pressure_looks_for_nothing(reference):
@@ -105,7 +122,7 @@ def test_a_decode_step_waits_for_nothing_but_the_last_tokens(policy, args):
 def rank_tokens(args: dict) -> list[list[int]]:
     torch.backends.cuda.matmul.allow_tf32 = False
     found = []
-    ids = tokens("host", lambda llm: found.append(counters(llm)), 6, **args)
+    ids = tokens("host", lambda llm: found.append(counters(llm)), count=6, **args)
     assert found[0]["unwritten"] == 0 and found[0]["misses"] > 0, found
     return ids
 

@@ -1,4 +1,4 @@
-"""What a Triton (or Gluon) kernel compiles to for sm_90a, found without a GPU: registers, spills, shared memory, SASS.
+"""What a Triton (or Gluon) kernel compiles to, for sm_90a if not said otherwise, found without a GPU: registers, spills, PTX, SASS.
 
 Compiles run in a process of their own, because tests import Triton in interpreter mode, where ``@triton.jit`` gives something else.
 """
@@ -31,6 +31,7 @@ class Spec:
     aligned: tuple[str, ...] = ()  # pointers and integers known to be multiples of 16
     gluon: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # num_warps, num_stages, maxnreg ..
+    arch: int = 90  # 10 times the compute capability
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Report:
     spill_bytes: int  # local memory a thread
     shared: int  # bytes a program
     sass: str  # disassembly
+    ptx: str = ""  # what it was assembled from
 
     def count(self, instruction: str) -> int:
         """How often an instruction occurs: ``HGMMA``, ``QGMMA``, ``HMMA``, ``LDGSTS``, ``UTMALDG`` ..."""
@@ -48,7 +50,7 @@ class Report:
 
 
 def compile_reports(specs: Sequence[Spec]) -> list[Report]:
-    """Compile each for sm_90a, all in one process without interpreter mode. A compile error fails the caller with its message."""
+    """Compile each, all in one process without interpreter mode. A compile error fails the caller with its message."""
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from tests.kernels.offline import _main; _main(sys.stdin.read())"],
         input=json.dumps([asdict(spec) for spec in specs]),
@@ -86,7 +88,7 @@ def _compile(spec: Spec) -> Report:
     full = {n: "constexpr" if n in spec.constexprs else spec.signature[n] for n in names}
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in spec.aligned}
     constants = {(names.index(n),): _value(v) for n, v in spec.constexprs.items()}
-    compiled = triton.compile(Source(fn, full, constants, attrs), target=GPUTarget("cuda", 90, 32), options=spec.options)
+    compiled = triton.compile(Source(fn, full, constants, attrs), target=GPUTarget("cuda", spec.arch, 32), options=spec.options)
     tool = str(Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -95,7 +97,7 @@ def _compile(spec: Spec) -> Report:
         sass = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     kept = "\n".join(line.split("/*", 2)[1].split("*/")[-1] for line in sass.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/ +\S", line))
-    return Report(found["REG"], found["STACK"] + found["LOCAL"], int(compiled.metadata.shared), kept)
+    return Report(found["REG"], found["STACK"] + found["LOCAL"], int(compiled.metadata.shared), kept, compiled.asm["ptx"])
 
 
 def _main(text: str) -> None:

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+from rorqual.comm.select import BACKENDS
 from rorqual.launch import cli, doctor
+from rorqual.launch.doctor_experts import expert_backends
 
 
 def report(capsys) -> dict:
@@ -26,11 +28,18 @@ def test_json_report(capsys):
     assert (("device", "cuda") in usable) == torch.cuda.is_available()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_what_auto_means_for_experts_is_said():
+    rows = {name: (usable, reason) for _, name, usable, reason in expert_backends()}
+    assert rows["auto"] == (True, "torch for CPU ranks of this host, torch_node for CPU ranks of 2 hosts")
+    assert rows["shm"] == (True, "stores into the memory of 2 processes of one host") and not rows["symm"][0]
+    assert set(rows) == {"local", *(set(BACKENDS) - {"local"})}
+
+
 def test_what_this_version_lacks_is_said_with_every_reason(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "no_gpu_reason", lambda: "no GPU: none")
     rows = {(kind, name): (usable, reason) for kind, name, usable, reason in doctor.backends()}
-    assert rows["comm", "deep_ep"] == (False, "no code for it in this version; deep_ep is not installed; no GPU: none")
     assert rows["fp8 gemm", "deep_gemm"] == (False, "deep_gemm is not installed (pip install --no-deps sgl-deep-gemm); no GPU: none")
     assert rows["device", "cuda"] == (False, "no GPU: none")
 

@@ -43,7 +43,10 @@ def test_deepseek_v32_on_eight_gpus(capsys, v32: str) -> None:
     found = planned(capsys, v32, *H200, "--context", "131072", "--layout", "dp8", "--kv-cache-dtype", "fp8")
     assert (found["kv"]["latent_row_bytes"], found["kv"]["index_row_bytes"], found["kv"]["hot_rows"]) == (656, 132, 4096)
     off, host = found["modes"]["off"], found["modes"]["host"]
-    assert off["largest_batch"] == 4 and host["largest_batch"] == 25 and host["limited_by"] == "device memory for index keys"
+    assert off["largest_batch"] == 4 and host["largest_batch"] == 24 and host["limited_by"] == "device memory for index keys"
+    assert found["kv"]["most_hot_rows"] == 8192
+    steps = [(step["requests"], step["rows"]) for step in host["hot_rows"]]
+    assert steps[0][1] == 8192 and steps[-1] == (24, 4096) and steps == sorted(steps) and off["hot_rows"] == []
     parts = found["stages"][0]["modes"]["host"]["device"]
     assert parts["index keys"] == (host["pages"] + 1) * 64 * 132 * 61
     assert parts["latent rows"] == (host["device_pages"] + 1) * 64 * 656 * 61
@@ -51,7 +54,32 @@ def test_deepseek_v32_on_eight_gpus(capsys, v32: str) -> None:
     load = next(load for load in found["link"] if load["miss_rate"] == 0.134)
     assert load["bytes_per_token"] == pytest.approx(10.98e6, rel=1e-3) and load["tokens_per_s"] == pytest.approx(4553, rel=1e-3)
     assert load["tokens_per_s_all"] == 8 * load["tokens_per_s"]
-    assert load["batch_ms"] == pytest.approx(1e3 * 25 / load["tokens_per_s"])
+    assert load["batch_ms"] == pytest.approx(1e3 * 24 / load["tokens_per_s"])
+
+
+def test_fp4_index_keys_make_room_for_more_requests(capsys, v32: str) -> None:
+    asked = (v32, *H200[:3], "3000GiB", "--context", "131072", "--layout", "dp8", "--kv-cache-dtype", "fp8")
+    wide, found = planned(capsys, *asked), planned(capsys, *asked, "--index-cache-dtype", "fp4")
+    assert (wide["kv"]["index_dtype"], found["kv"]["index_dtype"], found["kv"]["index_row_bytes"]) == ("fp8", "fp4", 68)
+    assert found["kv"]["latent_row_bytes"] == 656
+    host = found["modes"]["host"]
+    assert found["stages"][0]["modes"]["host"]["device"]["index keys"] == (host["pages"] + 1) * 64 * 68 * 61
+    assert wide["modes"]["host"]["limited_by"] == "device memory for index keys"
+    assert host["largest_batch"] > 1.5 * wide["modes"]["host"]["largest_batch"]
+
+
+def test_the_workspace_of_experts_counts(capsys, v32: str) -> None:
+    """Rows there and back of 8 ranks x 4096 tokens, and their choices; halves of a step need half of it twice, FP8 rows less."""
+
+    def part(*more: str) -> int:
+        args = (*H200, "--context", "8192", "--layout", "dp8", "--kv-cache-dtype", "fp8", *more)
+        size: int = planned(capsys, v32, *args)["stages"][0]["modes"]["off"]["device"].get("expert exchange", 0)
+        return size
+
+    whole = 8 * 4096 * (2 * 14336 + 16 * 8)
+    assert whole < part() < whole + 4096 and abs(part("--enable-two-batch-overlap") - part()) < 8192
+    assert part("--moe-payload", "fp8") == part() - 8 * 4096 * (14336 - 7168 - 224)
+    assert part("--moe-a2a-backend", "torch") == 0
 
 
 def test_stages_of_a_pipeline_share_their_number_of_pages(capsys, v32: str) -> None:
@@ -71,8 +99,9 @@ def test_text(capsys, v32: str) -> None:
     ):
         assert line in out
     rows = {line.split("  ")[1].strip(): line.split()[-3:] for line in out.splitlines() if line.startswith("  ")}
-    assert rows["largest batch at 131,072"] == ["4", "25", "25"]
-    assert rows["13.4%"][-3:] == ["36,424", "5.49", "ms"]
+    assert rows["largest batch at 131,072"] == ["4", "24", "24"]
+    assert "hot rows of each request, offload host and hybrid: 8,192 up to 1" in out and "4,096 up to 24 requests" in out
+    assert rows["13.4%"][-3:] == ["36,424", "5.27", "ms"]
 
 
 def test_a_way_that_does_not_fit_says_why_beside_those_that_do(capsys) -> None:

@@ -57,7 +57,9 @@ def shuffle(llm: LLM, seed: int) -> None:
     rng, book = random.Random(seed), leader.scheduler.tier.book
     rng.shuffle(book.free)
     rng.shuffle(leader.scheduler._pool.pages._free)
-    book._host_pages = ShuffledHostPages(book._host_pages, seed)
+    if leader.scheduler.share is None:  # a directory has its own ideas of numbers
+        pages = book._host_pages  # of an engine that is used again they are shuffled already
+        book._host_pages = ShuffledHostPages(pages._pages if isinstance(pages, ShuffledHostPages) else pages, seed)
 
 
 def params(n: int = N_TOKENS, **more: Any) -> SamplingParams:

@@ -176,9 +176,8 @@ def offloaded_tokens(*job):
 # ---- graphs, played on the CPU
 
 
-@pytest.mark.parametrize("policy", ["host", "hybrid"])
-def test_moves_inside_graphs_keep_tokens(policy, monkeypatch):
-    """Steps are replayed with the tier tables changed by the graph itself, in both families of graphs."""
+def play_graphs(monkeypatch):
+    """Engines made from now on replay their decode steps as graphs would, on the CPU."""
 
     def batch(entry, positions, rows, page_size, max_context, n_valid, tier):
         if tier.offloaded:
@@ -186,12 +185,18 @@ def test_moves_inside_graphs_keep_tokens(policy, monkeypatch):
             tier = dataclasses.replace(tier, absent=(tier.latent_table < 0).any(1).numpy(), leased=leased)
         return AttentionBatch.build(positions.numpy(), np.ones(len(rows)), entry.page_table, page_size, positions.device, tier)
 
-    expected = [alone(i) for i in range(len(PROMPTS))]
     monkeypatch.setattr(assembly, "uses_graphs", lambda *a: True)
     monkeypatch.setattr(Stage, "capturable", True)
-    monkeypatch.setattr(assembly, "DecodeGraphs", functools.partial(DecodeGraphs, make_batch=batch))
+    monkeypatch.setattr(assembly, "DecodeGraphs", lambda **given: DecodeGraphs(**{**given, "make_batch": batch}))
     monkeypatch.setattr(tables, "Streams", FakeStreams)
     monkeypatch.setattr(Mover, "step", functools.partialmethod(eager_step, Mover.step))
+
+
+@pytest.mark.parametrize("policy", ["host", "hybrid"])
+def test_moves_inside_graphs_keep_tokens(policy, monkeypatch):
+    """Steps are replayed with the tier tables changed by the graph itself, in both families of graphs."""
+    expected = [alone(i) for i in range(len(PROMPTS))]
+    play_graphs(monkeypatch)
     with make(policy, cuda_graph_bs=(2, 5), max_model_len=128) as llm:
         moved = []
         pack = InputLayout._pack_moves

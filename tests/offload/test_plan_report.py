@@ -54,28 +54,28 @@ def allocated(cache: KVCache) -> KVBytes:
     return KVBytes(latent=latent, index=index, hot=tensors(cache.hot), tables=tensors(cache.tables))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "fp8"])
+@pytest.mark.parametrize(("dtype", "index"), [("bfloat16", None), ("float32", None), ("fp8", None), ("fp8", "fp4"), ("bfloat16", "fp8")])
 @pytest.mark.parametrize("layers", [range(5), range(2, 5)], ids=str)
-def test_planned_bytes_are_allocated_with_offloading(dtype: str, layers: range) -> None:
-    shape = tiny(layers, dtype=dtype)
+def test_planned_bytes_are_allocated_with_offloading(dtype: str, index: str | None, layers: range) -> None:
+    shape = tiny(layers, dtype=dtype, index_dtype=index)
     pools = plan_pools("hybrid", [shape], [budget(shape, device=6 * MIB, host=24 * MIB)], 512, max_num_seqs=8)
     sizes = shape.tiers(pools.n_pages, pools.n_device_pages)
     layout = shape.host_layout(pools.n_pages)
     with HostPool(len(layers), pools.n_pages, shape.page_size, layout.row_bytes, PinnedBacking(host_memory=1 << 30, threads=1)) as host:
         cache = KVCache(
             shape.mla, shape.has_indexer, pools.n_pages, shape.page_size, dtype, torch.float32, CPU,
-            tiers=sizes, host=[host.layer(i) for i in range(len(layers))],
+            tiers=sizes, host=[host.layer(i) for i in range(len(layers))], index_dtype=index,
         )  # fmt: skip
         assert allocated(cache) == pools.device[0]
         assert cache.n_bytes == pools.device[0].total <= 6 * MIB
         assert host.n_bytes == pools.host[0] <= 24 * MIB
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
-def test_planned_bytes_are_allocated_without(dtype: str) -> None:
-    shape = tiny(dtype=dtype)
+@pytest.mark.parametrize(("dtype", "index"), [("bfloat16", None), ("fp8", None), ("bfloat16", "fp4"), ("fp8", "float32")])
+def test_planned_bytes_are_allocated_without(dtype: str, index: str | None) -> None:
+    shape = tiny(dtype=dtype, index_dtype=index)
     pools = plan_pools("off", [shape], [budget(shape, device=4 * MIB, host=0)], 512, max_num_seqs=8)
-    cache = KVCache(shape.mla, shape.has_indexer, pools.n_pages, shape.page_size, dtype, torch.float32, CPU)
+    cache = KVCache(shape.mla, shape.has_indexer, pools.n_pages, shape.page_size, dtype, torch.float32, CPU, index_dtype=index)
     assert allocated(cache) == pools.device[0] and cache.n_bytes == pools.device[0].total <= 4 * MIB
     assert pools.n_device_pages == pools.n_pages and pools.host == (0,)
 

@@ -31,10 +31,12 @@ from tests.ranks import run_ranks
         ({"kv_host_path": "/x"}, "of no use with kv_host_backing pinned"),
         ({"kv_offload": "host", "max_num_seqs": 1025}, "max_num_seqs 1025 is too many with kv_offload: .* use at most 1024"),
         ({"kv_host_memory": "64GiB"}, "kv_host_memory must be a number, found '64GiB'"),
+        ({"kv_hot_slots_max": 0}, "kv_hot_slots_max must be at least 1, found 0"),
         ({"kv_hot_slots": 130.5}, "kv_hot_slots must be a whole number, found 130.5"),
         ({"kv_device_tokens": float("nan")}, "kv_device_tokens must be a whole number, found nan"),
         ({"page_size": True}, "page_size must be a whole number, found True"),
         ({"kv_offload": "off", "kv_hot_slots": 300}, "kv_hot_slots has no effect with kv_offload off"),
+        ({"kv_offload": "off", "kv_hot_slots_max": 300}, "kv_hot_slots_max has no effect with kv_offload off"),
     ],
 )
 def test_settings_out_of_range(settings, said):
@@ -46,6 +48,8 @@ def test_settings_out_of_range(settings, said):
     ("settings", "said"),
     [
         ({"kv_hot_slots": 8}, "kv_hot_slots 8 is less than the 24 keys of one token; use at least 24"),
+        ({"kv_hot_slots_max": 47}, "kv_hot_slots_max 47 is less than the 48 hot rows that .* is promised .* use at least 48"),
+        ({"kv_hot_slots_max": 32768}, "kv_hot_slots_max 32768 is more than the 32764 rows .* use at most 32764"),
         ({"kv_hot_slots": 32768}, "kv_hot_slots 32768 is more than the 32764 rows .* use at most 32764"),
         ({"kv_device_tokens": 63}, "use at least 64 tokens .kv_device_tokens"),
         ({"kv_host_memory": 0.0001}, "raise kv_host_memory"),
@@ -115,7 +119,7 @@ def test_sizes_are_what_is_allocated_and_nothing_is_left():
         useful = 8 * 64
         assert taken <= memory and sizes.n_pages <= min(host, useful)
         full = taken + shape.latent_page > memory
-        assert full or sizes.n_device_pages == sizes.n_pages + 8 * shape.hot_pages
+        assert full or sizes.n_device_pages == sizes.n_pages + 8 * shape.most_hot_pages
     layout = shape.host_layout(host_pages_of(shape, 50 << 20))
     assert layout.offsets[-1] <= 50 << 20 < shape.host_layout(layout.n_pages * 2).offsets[-1]
     assert isinstance(shape.tiers(10, 40).hot, HotShape)

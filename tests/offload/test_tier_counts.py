@@ -9,13 +9,22 @@ import torch
 
 from rorqual.attention.kv.tier import TierCounter
 from rorqual.engine.offload.tier_counts import TierCounts
+from rorqual.engine.streams import Mark
 
 
 class SlowStreams:
     """Downloads that arrive when ``arrived`` is set; whoever waits gets them at once."""
 
+    cuda = False
+
     def __init__(self) -> None:
         self.arrived, self.downloads = False, 0
+
+    def mark(self) -> Mark:
+        return Mark(None)
+
+    def wait(self, mark: Mark) -> None:
+        assert mark.done
 
     def download(self, x: torch.Tensor) -> SimpleNamespace:
         self.downloads += 1
@@ -66,3 +75,21 @@ def test_verify_waits_for_what_has_been_counted():
     right = TierCounts(counters, SlowStreams())
     right.verify()
     assert "15 hits" in right.summary() and "0 unwritten" in right.summary()
+
+
+def test_tokens_of_a_watched_step_are_confirmed_by_the_count_of_that_step():
+    counters = torch.zeros(3, len(TierCounter), dtype=torch.int64)
+    counts = TierCounts(counters, SlowStreams())
+    counts.watch(0)
+    counts.watch(1)
+    counters[2, TierCounter.UNWRITTEN] = 1
+    counts.watch(3)
+    counts.confirm(1)
+    counts.confirm(2)  # was not watched: no row of it could be absent
+    with pytest.raises(RuntimeError, match="layer 2"):
+        counts.confirm(3)
+    assert not counts._watched and len(counts._places) == 3
+    for step in range(4, 20):
+        counts.watch(step)
+        counts.confirm(step)  # said once
+    assert len(counts._places) == 3

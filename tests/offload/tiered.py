@@ -17,13 +17,17 @@ _LATE = 2  # plans after which a copy has to be done
 
 
 def tiered(
-    config: SchedulerConfig, *, policy: str = "hybrid", topk: int = 4, hot: int = 1, spare: int = 2, host: int = 0
+    config: SchedulerConfig, *, policy: str = "hybrid", topk: int = 4, hot: int = 1, spare: int = 2, host: int = 0, more: int = 0
 ) -> SchedulerConfig:
-    """``config`` with a device of ``spare`` pages more than one request needs; leases hold ``hot`` times the keys of a token."""
+    """``config`` with a device of ``spare`` pages more than one request needs; leases hold ``hot`` times the keys of a token.
+
+    They may grow by ``more`` pages.
+    """
     hot_pages = -(-topk * hot // config.page_size)
     limits = TierLimits(
         policy=policy, page_size=config.page_size, n_pages=config.n_pages, n_device_pages=least_device_pages(hot_pages) + spare,
         n_host_pages=config.n_pages + host, topk=topk, hot_pages=hot_pages, step_tokens=config.max_num_batched_tokens,
+        most_hot_pages=hot_pages + more,
     )  # fmt: skip
     return replace(config, tier=limits)
 
@@ -40,7 +44,7 @@ class TieredDevice(FakeDevice):
         self.host = np.full((tier.n_host_pages, size), POISON, dtype=np.int64)
         self.device_page = np.full(config.n_pages, -1)
         self.host_page = np.full(config.n_pages, -1)
-        self.leases = np.full((config.max_num_seqs, tier.hot_pages), -1)
+        self.leases = np.full((config.max_num_seqs, tier.largest_lease), -1)
         self.moving = np.zeros(config.max_num_seqs, dtype=np.int64)
         self.absent_rows = self.dense_rows = self.moved_rows = 0
         self._mirrors: deque[tuple[int, list[tuple[int, int]]]] = deque()
@@ -73,6 +77,9 @@ class TieredDevice(FakeDevice):
             self.store[device] = self.host[host]
         leased = self.leases[self.leases >= 0].tolist()
         assert len(set(leased)) == len(leased), "a device page is leased twice"
+        there = self.leases >= 0
+        assert (there[:, 1:] <= there[:, :-1]).all(), "a lease has a hole"
+        assert (there[:, self.tier.hot_pages - 1] == there[:, 0]).all(), "a lease has less than is promised"
 
     def _row(self, step: int, slot: int, start: int, count: int, samples: bool) -> None:
         size, end = self.config.page_size, start + count
@@ -85,7 +92,7 @@ class TieredDevice(FakeDevice):
         absent = int((devices < 0).sum())
         if absent:
             assert end > self.tier.topk, f"step {step}: slot {slot} reads every key and misses some"
-            assert count > 1 or (self.leases[slot] >= 0).all(), f"step {step}: slot {slot} misses rows and has no hot rows"
+            assert count > 1 or self.leases[slot, 0] >= 0, f"step {step}: slot {slot} misses rows and has no hot rows"
             self.absent_rows += 1
         self.dense_rows += end <= self.tier.topk
         self.moved_rows += int(self.moving[slot])
@@ -121,7 +128,7 @@ class TieredLoop(Loop):
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
         assert plan.n_rows or not (plan.n_moves or len(plan.mirrors) or len(plan.restores)), "moves in a plan that may not be launched"
-        lost = int(sum((self.device.leases[slot] >= 0).all() for slot in plan.slots.tolist()))
+        lost = int(sum(self.device.leases[slot, 0] >= 0 for slot in plan.slots.tolist()))
         assert plan.offloaded or not lost or len(plan.hot_pages), "a plan with offloaded rows says it has none"
 
     def drain(self) -> None:

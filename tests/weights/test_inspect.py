@@ -79,6 +79,9 @@ def test_kv_bytes() -> None:
         kv = describe(parse_model_config(published.V32), kv_dtype=dtype)["kv"]
         assert (kv["latent_bytes_per_token_layer"], kv["indexer_bytes_per_token_layer"]) == (latent, index)
         assert kv["bytes_per_token"] == 61 * (latent + index) and kv["bytes_per_page"] == 64 * kv["bytes_per_token"]
+    kv = describe(parse_model_config(published.V32), kv_dtype="fp8", index_dtype="fp4")["kv"]
+    assert (kv["dtype"], kv["index_dtype"], kv["indexer_bytes_per_token_layer"]) == ("fp8", "fp4", 68)
+    assert kv["bytes_per_token"] == 61 * (656 + 68)
     shared = parse_model_config({**published.GLM_5, "index_topk_freq": 4})
     kv = describe(shared, kv_dtype="fp8", pp=2)["kv"]
     full = shared.attention.indexer.layer_types.count("full")  # type: ignore[union-attr]
@@ -130,6 +133,7 @@ def test_vocabulary_that_does_not_divide_is_padded() -> None:
         ({"tp": 0}, "tp must be at least 1, found 0"),
         ({"dp": 4, "ep": 2}, r"ep 2 does not fit dp 4 x tp 1; valid: \[1, 4\]"),
         ({"pp": 62}, "pipeline_parallel_size 62 is more than the model's 61 layers"),
+        ({"index_dtype": "int4"}, "unknown index cache dtype 'int4'; use one of float32, bfloat16, fp8, fp4"),
         ({"kv_dtype": "int4"}, "kv cache dtype must be auto, float32, bfloat16 or fp8, found 'int4'"),
     ],
 )

@@ -10,9 +10,11 @@ from .layout import DirectoryLayout
 from .limits import DirectoryLimits
 from .liveness import Companion
 from .pool_bytes import HostPoolBytes
+from .pressure import FRESH_S, Holder, Wanted
 from .session import remove_unused
 
 __all__ = [
+    "FRESH_S",
     "Companion",
     "Directory",
     "DirectoryBusy",
@@ -21,8 +23,10 @@ __all__ = [
     "DirectoryFull",
     "DirectoryLayout",
     "DirectoryLimits",
+    "Holder",
     "HostPoolBytes",
     "MemberLost",
     "PageHasher",
+    "Wanted",
     "remove_unused",
 ]

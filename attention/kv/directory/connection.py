@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Connection:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def rows(self, deadline: Deadline, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+    def rows(self, deadline: Deadline, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         """All rows of one query, at one point in time; errors as in ``transaction``."""
         with self._translated():
             return self._until(deadline, sql, values)
@@ -76,7 +76,7 @@ class Connection:
         """Idempotent."""
         self._db.close()
 
-    def _until(self, deadline: Deadline, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _until(self, deadline: Deadline, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         pause = 50e-6
         while True:
             try:

@@ -16,9 +16,11 @@ from .host import Deadline
 from .layout import DirectoryLayout
 from .limits import DirectoryLimits
 from .links import Links
+from .pressure import Pressure
 from .session import Session
 from .stock import Stock
 from .store import Entry
+from .verifier import Verifier
 
 _FLUSH = 256  # references dropped in one transaction, while calls of the engine wait
 _SPARE_EXTENTS = 2  # kept in stock over a heartbeat
@@ -41,6 +43,8 @@ class Directory:
         self._stock = Stock(layout.extent_pages)
         self._writing: set[int] = set()  # given out, not published
         self._links = Links()
+        self._verifier = Verifier(self._checker, self._links, self.counts, self._withdraw)
+        self.pressure = Pressure(session, session.store, layout, self._stock)
         if self.limits.heartbeat:
             session.start_heart(self.renew)
 
@@ -71,24 +75,27 @@ class Directory:
         """
         return cls(Session.open(Path(path), layout, pool_id, name, limits or DirectoryLimits()), layout, pool)
 
-    def allocate(self, count: int, after: HostPage | None = None) -> tuple[HostPage, ...]:
+    def allocate(self, count: int, after: HostPage | None = None, *, least: int | None = None) -> tuple[HostPage, ...]:
         """``count`` pages to write, consecutive and right after page ``after`` where possible; usually without a transaction.
+
+        With ``least`` so few will do, if there are no more.
 
         Raises:
             DirectoryFull: not that many are free or published and unused; none is taken.
             DirectoryBusy, DirectoryError: see errors.py.
         """
+        least = count if least is None else least
         with self._entered() as deadline:
-            missing = count - self._stock.n_pages
+            missing, there = count - self._stock.n_pages, self._stock.n_pages
             if missing > 0:
                 try:
-                    granted = self._store.grant(self.member, missing, after, deadline)
+                    granted = self._store.grant(self.member, missing, after, deadline, missing)
                 except DirectoryFull:
                     self._drop_all_idle(deadline)  # what this member has let go, and what dead ones left, may do
                     self.counts.reclaimed += self._session.reclaim(deadline)
-                    granted = self._store.grant(self.member, missing, after, deadline)
+                    granted = self._store.grant(self.member, missing, after, deadline, max(0, least - there))
                 self._stock.put(granted)
-            pages = self._stock.take(count, after)
+            pages = self._stock.take(min(count, self._stock.n_pages), after)
             self._writing.update(pages)
         return tuple(pages)
 
@@ -119,7 +126,11 @@ class Directory:
                 if generation:
                     self._writing.remove(entry.page)
                     self._links.add(entry.page, generation, entry.tail, entry.checksum)
-        return tuple(generation > 0 for generation in generations)
+                    self._links.verified(entry.page)  # its checksum is of these bytes
+        done = tuple(generation > 0 for generation in generations)
+        self.counts.published += sum(done)
+        self.counts.present += len(done) - sum(done)
+        return done
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of the first pages of chain ``hashes`` are published now. A hint: nothing is held. 0 if the store is locked."""
@@ -151,7 +162,7 @@ class Directory:
             self.counts.busy += 1
             return ()
         pages = tuple(HostPage(page) for _, page, _ in found)
-        sound = self._verify(pages, hashes)
+        sound = self._verifier.sound(pages, hashes, self.limits.verify)
         if sound < len(pages):
             self.release(pages[sound:])
         self.counts.matched += sound
@@ -178,8 +189,12 @@ class Directory:
         while more:  # the engine's calls may come in between
             with self._entered() as deadline:
                 more = self._drop_idle(deadline)
+        self.trim(_SPARE_EXTENTS * self.layout.extent_pages)
+
+    def trim(self, keep: int = 0) -> None:
+        """Give back what is in stock, but for about ``keep`` pages."""
         with self._entered() as deadline:
-            spare = self._stock.surplus(_SPARE_EXTENTS * self.layout.extent_pages)
+            spare = self._stock.surplus(keep)
             try:
                 if spare:
                     self._store.give_back(self.member, spare, deadline)
@@ -213,25 +228,7 @@ class Directory:
     def _entered(self) -> contextlib.AbstractContextManager[Deadline]:
         return self._session.entered()
 
-    def _verify(self, pages: Sequence[HostPage], hashes: Sequence[bytes]) -> int:
-        """How many of the first of ``pages``, which are held, are right."""
-        deadline, step = Deadline(self.limits.verify), 8 * self._checker.threads
-        unseen = [place for place, page in enumerate(pages) if self._links.unverified(page) is not None]
-        for start in range(0, len(unseen), step):
-            part = unseen[start : start + step]
-            if deadline.passed:
-                return part[0]
-            sums = self._checker.sums([hashes[place] for place in part], [pages[place] for place in part])
-            self.counts.verified += len(part)
-            for place, found in zip(part, sums, strict=True):
-                if found != self._links.unverified(pages[place]):
-                    self._withdraw(pages[place])
-                    return place
-                self._links.verified(pages[place])
-        return len(pages)
-
     def _withdraw(self, page: HostPage) -> None:
-        self.counts.withdrawn += 1
         with contextlib.suppress(DirectoryBusy), self._entered() as deadline:  # if not now: every member looks for itself
             self._store.withdraw(self.member, page, self._links.generation(page), deadline)
 

@@ -74,6 +74,7 @@ class Members:
             done = len(held) + len(owned) < _CHUNK
             if done:
                 db.execute("DELETE FROM members WHERE member = ?", (member,))
+                db.execute("DELETE FROM wants WHERE member = ?", (member,))
         return done
 
 

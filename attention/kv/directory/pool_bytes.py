@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class HostPoolBytes:
     """``PageBytes`` of a ``HostPool``: latent rows without the padding of their pitch, then index keys, layer by layer.
 
-    Not to be used after the pool is closed.
+    They are gathered first: Python lets other threads go on during copies and during checksums of large pieces, but not
+    during checksums of many small ones. Not to be used after the pool is closed.
     """
 
     def __init__(self, pool: HostPool) -> None:
@@ -28,7 +30,21 @@ class HostPoolBytes:
             self._planes.append(rows[:, :, : layer.row_bytes])
             if layer.index_pages.shape[1]:
                 self._planes.append(layer.index_pages.numpy())
+        self._ends = np.cumsum([plane[0].size for plane in self._planes]).tolist()
+        self._gathered = threading.local()  # memory of a thread for one page
 
     def page_views(self, page: HostPage) -> list[memoryview]:
-        """Bytes of ``page`` in every plane, no copy; not contiguous where rows are padded."""
-        return [plane[page].data for plane in self._planes]
+        """Two halves of the bytes of ``page`` in all planes; good until the same thread asks for another page."""
+        bytes_ = self._memory()
+        start = 0
+        for plane, end in zip(self._planes, self._ends, strict=True):
+            np.copyto(bytes_[start:end].reshape(plane.shape[1:]), plane[page])
+            start = end
+        half = start // 2
+        return [bytes_[:half].data, bytes_[half:].data]
+
+    def _memory(self) -> npt.NDArray[np.uint8]:
+        found: npt.NDArray[np.uint8] | None = getattr(self._gathered, "bytes", None)
+        if found is None:
+            found = self._gathered.bytes = np.empty(self._ends[-1], dtype=np.uint8)
+        return found

@@ -19,7 +19,7 @@ from .host import Deadline, boot_id
 from .layout import DirectoryLayout
 from .liveness import LivenessFile
 
-VERSION = 1  # of the tables and of the meaning of what is in them
+VERSION = 2  # of the tables and of the meaning of what is in them
 _APPLICATION = 0x72517064  # of SQLite's header: this file is a prefix directory
 _LEAST_BYTES = 512  # of any SQLite database
 
@@ -42,6 +42,10 @@ CREATE TABLE members (
     started INTEGER NOT NULL,                  -- clock ticks from boot to the process's start
     beat INTEGER NOT NULL,                     -- ns since boot of the last heartbeat
     expires INTEGER NOT NULL                   -- ns since boot, end of the lease
+);
+CREATE TABLE wants (
+    member INTEGER PRIMARY KEY, pages INTEGER NOT NULL,
+    since INTEGER NOT NULL, beat INTEGER NOT NULL  -- ns since boot: when it began to lack pages, when it last said so
 );
 CREATE TABLE extents (extent INTEGER PRIMARY KEY, free INTEGER NOT NULL CHECK (free >= 0));
 CREATE INDEX extents_by_free ON extents (free DESC, extent);

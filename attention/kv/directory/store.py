@@ -54,14 +54,14 @@ class Store:
         self.layout = layout
         self.lease_ns = int(lease_s * 1e9)
 
-    def grant(self, member: int, count: int, after: int | None, deadline: Deadline) -> list[int]:
-        """At least ``count`` pages that are now owned by ``member``; ascending.
+    def grant(self, member: int, count: int, after: int | None, deadline: Deadline, least: int) -> list[int]:
+        """At least ``count`` pages that are now owned by ``member``, or all there are if these are ``least`` or more; ascending.
 
         First the extent behind page ``after`` if it is all free, then extents by how much of them is free, then published pages
         that nobody holds, those unused for longest first and of a chain its end first.
 
         Raises:
-            DirectoryFull: there are not that many.
+            DirectoryFull: there are not ``least``.
         """
         size = self.layout.extent_pages
         with self.connection.transaction(deadline) as db:
@@ -78,8 +78,8 @@ class Store:
                 granted += self._take_extent(db, member, *best)
             if len(granted) < count:
                 granted += self._evict(db, member, max(count - len(granted), size // 4))
-            if len(granted) < count:
-                raise DirectoryFull(f"{count} host pages are needed, {len(granted)} of {self.layout.n_pages} are free or can be evicted")
+            if len(granted) < least:
+                raise DirectoryFull(f"{least} host pages are needed, {len(granted)} of {self.layout.n_pages} are free or can be evicted")
         return sorted(granted)
 
     def give_back(self, member: int, pages: Iterable[int], deadline: Deadline) -> None:

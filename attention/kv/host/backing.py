@@ -17,6 +17,7 @@ class Opened:
     offset: int  # of the first layer in the region
     about: str  # for people
     found: bool = False  # contents may be from before
+    identity: str = ""  # of these contents, where they can outlive a process: another for every pool that is made
 
 
 class Backing(Protocol):

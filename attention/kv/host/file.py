@@ -59,7 +59,7 @@ class FileBacking:
         found = not file.fresh
         region = map_file(file, nodes=self.nodes, threads=self.threads)
         about = f"{self.path}, kept{on_nodes(self.nodes)}"
-        return Opened(region=region, offset=HEADER_BYTES, about=about, found=found)
+        return Opened(region=region, offset=HEADER_BYTES, about=about, found=found, identity=file.wanted.identity)
 
 
 def map_file(file: PoolFile, *, nodes: tuple[int, ...], threads: int) -> Region:

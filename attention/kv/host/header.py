@@ -29,6 +29,7 @@ class PoolHeader:
     layout: HostLayout
     job: str  # of the ranks that have it open; empty: anyone with the same model and layout may
     kept: bool  # outlives its users
+    identity: str = ""  # made with the file, and kept as long as its contents are; empty: not known
 
     @property
     def file_bytes(self) -> int:
@@ -38,7 +39,7 @@ class PoolHeader:
     def encode(self) -> bytes:
         """Magic, version, length, checksum, JSON."""
         fields = {"model": self.model, "layout": self.layout.as_json(), "job": self.job, "kept": self.kept, "bytes": self.file_bytes}
-        text = json.dumps(fields, sort_keys=True).encode()
+        text = json.dumps(fields | {"identity": self.identity}, sort_keys=True).encode()
         return _HEAD.pack(_MAGIC, VERSION, len(text), hashlib.sha256(text).digest()) + text
 
 
@@ -82,11 +83,12 @@ def compare(found: dict[str, Any], wanted: PoolHeader, path: str) -> None:
     Raises:
         ValueError: the first difference of model, layout or use.
     """
-    fix = "remove it, or name another path"
+    fix = "if nobody uses it, remove it; or name another path"
     if found["model"] != wanted.model:
         raise ValueError(f"{path}: host pool file of another model ({found['model']!r}, this one is {wanted.model!r}); {fix}")
     for name, value in wanted.layout.as_json().items():
         if found["layout"].get(name) != value:
+            fix = "give the kv_host_memory of the engine that made it, " + fix if name == "n_pages" else fix
             raise ValueError(f"{path}: host pool file of another layout ({name} is {found['layout'].get(name)}, not {value}); {fix}")
     if found["kept"] != wanted.kept:
         raise ValueError(f"{path}: this host pool file {'stays' if found['kept'] else 'goes away'} with its users, unlike this one; {fix}")

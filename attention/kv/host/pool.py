@@ -92,7 +92,7 @@ class HostPool:
             backing.check(self.layout)
         opened = backing.open(self.layout, model)
         assert opened.region.n_bytes == self.n_bytes, f"planned {self.n_bytes} bytes, mapped {opened.region.n_bytes}"
-        self.about, self.found = opened.about, opened.found
+        self.about, self.found, self.identity = opened.about, opened.found, opened.identity
         self.throttle: Throttle | None = getattr(backing, "throttle", None)
         self._region, self._start = opened.region, opened.offset
         registered: list[int] = []

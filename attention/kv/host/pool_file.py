@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
+import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from . import header as headers
@@ -59,7 +62,7 @@ class PoolFile:
         except OSError as error:
             path.unlink(missing_ok=True)
             raise ValueError(f"{path}: the host pool file cannot have {wanted.file_bytes} bytes: {error.strerror}") from error
-        return cls(path, fd, wanted, True)
+        return cls(path, fd, replace(wanted, identity=secrets.token_hex(8)), True)
 
     @classmethod
     def _join(cls, path: Path, fd: int, wanted: PoolHeader) -> PoolFile | None:
@@ -71,7 +74,7 @@ class PoolFile:
         headers.compare(found, wanted, str(path))
         if found["job"] != wanted.job:
             raise ValueError(f"{path}: in use by another job ({found['job'] or 'a shared pool'}); wait for its end or name another path")
-        return cls(path, fd, wanted, False)
+        return cls(path, fd, replace(wanted, identity=found.get("identity", "")), False)
 
     @classmethod
     def _take_over(cls, path: Path, fd: int, wanted: PoolHeader) -> PoolFile | None:
@@ -80,6 +83,7 @@ class PoolFile:
             return None
         found = headers.read(fd, str(path))
         headers.compare(found, wanted, str(path))
+        wanted = replace(wanted, identity=found.get("identity") or secrets.token_hex(8))
         headers.write(fd, wanted)
         return cls(path, fd, wanted, False) if _lock(fd, fcntl.LOCK_SH) and _linked(path, fd) else None
 
@@ -127,7 +131,7 @@ def _open(path: Path, check: Callable[[], None]) -> tuple[int, bool]:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         try:
-            return os.open(path, flags), False
+            return _regular(os.open(path, flags), path), False
         except FileNotFoundError:
             check()
         except OSError as error:
@@ -138,6 +142,14 @@ def _open(path: Path, check: Callable[[], None]) -> tuple[int, bool]:
             continue  # another was faster: join it
         except OSError as error:
             raise ValueError(f"{path}: the host pool file cannot be created: {error.strerror}; name another path") from error
+
+
+def _regular(fd: int, path: Path) -> int:
+    """``fd``. ValueError: it is a device or a pipe."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ValueError(f"{path}: a host pool file is wanted, and this is a device or a pipe; name another path")
+    return fd
 
 
 def _lock(fd: int, kind: int) -> bool:

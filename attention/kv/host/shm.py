@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,9 @@ from .layout import HEADER_BYTES, HostLayout, pool_bytes
 from .pinned import on_nodes
 from .pool_file import PREFIX, PoolFile, sweep
 from .room import check_folder, check_memory, default_bytes, default_file_bytes
+from .system import in_memory
+
+log = logging.getLogger("rorqual")
 
 #: where Linux has shared memory
 SHM = Path("/dev/shm")
@@ -23,7 +27,7 @@ SHM = Path("/dev/shm")
 class ShmBacking:
     """A file in shared memory that the ``members`` ranks of ``job`` on this host share; its name goes once all have joined.
 
-    ``folder`` may be any filesystem that lives in memory, one of huge pages (hugetlbfs) as well.
+    ``folder`` may be any filesystem that lives in memory, one of huge pages (hugetlbfs) as well. Another one works on CPUs, with a warning.
     """
 
     job: str  # the same for all members, another for every start
@@ -67,7 +71,12 @@ class ShmBacking:
             raise ValueError(f"a shared host pool needs a job's name and member < members, got {self.job!r}, {self.member}, {self.members}")
         wanted = PoolHeader(model=model, layout=layout, job=self.job, kept=False)
         file = PoolFile.open(self.path, wanted, check=partial(self._check_room, layout), deadline_s=self.deadline_s)
+        if file.fresh and not in_memory(self.folder):
+            log.warning(
+                "host pool: %s is not a file system in memory: what the pool holds is written to the disk as well, and CUDA may refuse "
+                "to register it; use /dev/shm or mount a tmpfs, or backing file for a pool that is to stay", self.folder,
+            )  # fmt: skip
         region = map_file(file, nodes=self.nodes, threads=self.threads)
         file.joined(self.member, self.members)
         about = f"{self.folder}, shared by {self.members} rank{'s' if self.members > 1 else ''}{on_nodes(self.nodes)}"
-        return Opened(region=region, offset=HEADER_BYTES, about=about)
+        return Opened(region=region, offset=HEADER_BYTES, about=about, identity=file.wanted.identity)

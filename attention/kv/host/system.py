@@ -7,7 +7,9 @@ import errno
 import mmap
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 BLOCK = 2 << 20  # bytes of a huge page: everything starts at a multiple of it
 
@@ -16,6 +18,7 @@ PROT_NONE = 0
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE = 10, 14, 23
 MPOL_BIND, MPOL_INTERLEAVE = 2, 3
+_IN_MEMORY = (0x01021994, 0x858458F6, 0x958458F6)  # file systems by their magic numbers: tmpfs, ramfs, hugetlbfs
 _MBIND = {"x86_64": 237, "aarch64": 235}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,6 +55,18 @@ def unmap(address: int, n_bytes: int) -> None:
 def advise(address: int, n_bytes: int, advice: int) -> int:
     """Call madvise: 0, or the error number."""
     return 0 if _libc.madvise(address, n_bytes, advice) == 0 else ctypes.get_errno()
+
+
+def in_memory(folder: Path) -> bool:
+    """Whether files in ``folder`` live in memory and nowhere else (tmpfs, ramfs, hugetlbfs), by statfs.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    found = ctypes.create_string_buffer(256)  # struct statfs, which begins with the file system's magic number
+    if _libc.statfs(os.fsencode(folder), found):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF in _IN_MEMORY
 
 
 def bind(address: int, n_bytes: int, nodes: Sequence[int]) -> None:

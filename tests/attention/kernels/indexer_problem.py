@@ -72,13 +72,14 @@ def problem(
     n_pages: int | None = None,
     first_page: int = 0,
     row_type: torch.dtype = torch.int32,
+    fp4: bool = False,
     device: str = "cpu",
     seed: int = 0,
 ) -> Problem:
     """Requests of (context, new tokens): new token ``i`` sees ``context - new + i + 1`` keys.
 
     The pages of a request are scattered over the pool; unused pages and unused rows of the last page are NaN, table entries past
-    the end are -1. Scales are no powers of two and span six decades.
+    the end are -1. Scales are no powers of two and span six decades. ``fp4``: keys of random bits, any multiplier in any block.
     """
     rng = torch.Generator(device=device).manual_seed(seed)
     tokens = sum(new for _, new in requests)
@@ -90,7 +91,8 @@ def problem(
     table = torch.full((len(requests), max(1, -(-max_context // page_size))), -1, dtype=torch.int32, device=device)
     fp8 = dtype == torch.float8_e4m3fn
     pool_dtype = dtype if pool_dtype is None else pool_dtype
-    shape = (n_pages, page_size * (width + 4)) if fp8 else (n_pages * page_size, width)
+    half = page_size * width // 2
+    shape = (n_pages, half + 4 * page_size if fp4 else page_size * (width + 4)) if fp8 else (n_pages * page_size, width)
     pool = torch.empty(shape, dtype=torch.uint8 if fp8 else pool_dtype, device=device)
     pool.fill_(0xFF if fp8 else float("nan"))
     token_row, limit, taken = [], [], 0
@@ -103,7 +105,13 @@ def problem(
         position = torch.arange(context, device=device)
         page, offset = table[row].long()[position // page_size], position % page_size
         keys = torch.randn(context, width, generator=rng, device=device)
-        if fp8:
+        if fp4:
+            bits = torch.randint(0, 256, (context, width // 2), generator=rng, device=device, dtype=torch.uint8)
+            pool[:, :half].view(n_pages, page_size, width // 2)[page, offset] = bits
+            scales = (0.02 * 10 ** (6 * torch.rand(context, generator=rng, device=device) - 3)).view(torch.int32) & -65536
+            words = scales | torch.randint(0, 65536, (context,), generator=rng, device=device, dtype=torch.int32)
+            pool[:, half:].view(torch.int32)[page, offset] = words
+        elif fp8:
             codes = pool[:, : page_size * width].view(n_pages, page_size, width)
             codes[page, offset] = (40 * keys).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
             scales = pool[:, page_size * width :].view(torch.float32)

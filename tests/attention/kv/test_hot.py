@@ -47,6 +47,16 @@ def test_a_lease_must_hold_what_a_step_chooses():
         replace(SHAPE, chosen_rows=65)
 
 
+def test_what_most_leases_have_must_do():
+    shape = replace(SHAPE, usual_pages=3)
+    tables = allocate_tables(shape, "cpu", dummy_device_page=7)
+    assert (shape.usual_rows, SHAPE.usual_rows, tables.usual_rows, tables.hot_pages.shape[1]) == (48, 64, 48, 4)
+    with pytest.raises(ValueError, match=r"48 rows \(3 pages of 16\) cannot hold the 49 rows"):
+        replace(shape, chosen_rows=49)
+    with pytest.raises(ValueError, match="hot buffers of 4 pages cannot usually have 5; use 0 to 4"):
+        replace(SHAPE, usual_pages=5)
+
+
 def test_no_more_rows_than_the_kernels_count():
     """``resolve_rows`` packs two counts of hot rows into an int32."""
     replace(SHAPE, lease_pages=511, page_size=64)

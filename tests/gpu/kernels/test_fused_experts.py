@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from rorqual.comm.fp8 import dequantise, quantise
 from rorqual.moe.kernels import fused_experts as kernels
 from rorqual.moe.kernels import fused_experts_torch as plain
 from rorqual.moe.kernels.fused_experts_torch import ExpertWeights
@@ -99,6 +100,20 @@ def test_arrived_rows(dtype: torch.dtype, sizes: list[int]) -> None:
     expected = plain.grouped_swiglu_device(x.cpu(), counts.cpu(), on_cpu(given)).cuda()
     assert error(kernels.grouped_swiglu_device(x, counts, given), expected) < (1e-5 if dtype == torch.float32 else 1e-2)
     assert torch.equal(kernels.grouped_swiglu_device(x, counts.cpu(), given), kernels.grouped_swiglu_device(x, counts, given))
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.bfloat16])
+def test_tokens_that_arrive_as_fp8(dtype: torch.dtype) -> None:
+    """In rows of a wire: FP8 experts give the bits they give when they quantise the same tokens themselves."""
+    given = experts(6, 512, 256, dtype)
+    x, slots, weights = inputs(130, 4, 6, 512, torch.bfloat16)
+    values, scales = quantise(x)
+    wire = torch.full((130, 544), 0x7F, dtype=torch.uint8, device="cuda")
+    wire[:, :512], wire[:, 512:528] = values.view(torch.uint8), scales.view(torch.uint8)
+    arrived, steps = wire[:, :512].view(torch.float8_e4m3fn), wire[:, 512:528].view(torch.float32)
+    out = kernels.fused_experts(arrived, slots, weights, given, x_scales=steps, out_dtype=torch.bfloat16, n_rows=100)
+    same = x if dtype == FP8 else dequantise(values, scales, torch.bfloat16)
+    assert torch.equal(out, kernels.fused_experts(same, slots, weights, given, n_rows=100))
 
 
 def test_captured_experts_follow_their_inputs() -> None:

@@ -69,6 +69,30 @@ def test_equals_the_plain_version_over_many_steps(name, policy):
 
 
 @pytest.mark.parametrize("policy", resolve_rows_torch.POLICIES)
+@pytest.mark.parametrize(("lease", "pages"), [(128, [64, 65, 128, 40, 96]), (511, [64, 511, 65, 200, 32])])
+def test_leases_that_have_grown(lease, pages, policy):
+    """Some requests have the usual hot rows, others more of them."""
+    shape = Shape(requests=len(pages), lease=lease)
+    ours, plain = HotState(shape, 8, DEVICE), HotState(shape, 8, DEVICE)
+    for state in (ours, plain):
+        for slot, count in zip(state.slots.tolist(), pages, strict=True):
+            state.hot_pages[slot, count:] = -1
+    positions = ours.choose()
+    for _ in range(12):  # the windows of a grown lease meet its last rows only after some turns
+        scores = torch.randn(len(positions), shape.context + 64, device=DEVICE)
+        positions = ours.next(positions, 0.3)
+        more = {"scores": scores, "policy": policy, "usual": 4096}
+        found = resolve(ours, positions, resolve_rows.resolve_rows, **more)
+        same(found, resolve(plain, positions, resolve_rows_torch.resolve_rows, **more))
+        for field in STATE:
+            assert torch.equal(getattr(ours, field), getattr(plain, field)), field
+        ours.copy(found)
+        ours.check(positions, found)
+    held = (ours.hot_positions[ours.slots] >= 0).sum(1).tolist()
+    assert held[1] > held[0] == 64 * 64 and ours.counters[TierCounter.UNWRITTEN] == 0
+
+
+@pytest.mark.parametrize("policy", resolve_rows_torch.POLICIES)
 @pytest.mark.parametrize("name", ["one row", "four rows"])
 def test_replays_of_a_graph_are_equal(name, policy):
     state = HotState(SHAPES[name], 2, DEVICE)

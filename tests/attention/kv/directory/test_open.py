@@ -48,7 +48,7 @@ def test_another_version(used):
     db = sqlite3.connect(used / "store")
     db.execute("PRAGMA user_version = 7")
     db.close()
-    refused(used, "version 7, this is version 1")
+    refused(used, "version 7, this is version 2")
 
 
 def test_another_programs_database(tmp_path):

@@ -17,7 +17,7 @@ import torch
 
 from rorqual.attention.kv.host import header as headers
 from rorqual.attention.kv.host import pool as pools
-from rorqual.attention.kv.host import room
+from rorqual.attention.kv.host import room, shm
 from rorqual.attention.kv.host.choose import HostPlace, choose_backing
 from rorqual.attention.kv.host.cxl import CxlBacking, interleave
 from rorqual.attention.kv.host.file import FileBacking
@@ -27,7 +27,7 @@ from rorqual.attention.kv.host.pool import HostPool
 from rorqual.attention.kv.host.pool_file import PREFIX
 from rorqual.attention.kv.host.register import chunks
 from rorqual.attention.kv.host.shm import ShmBacking
-from rorqual.attention.kv.host.system import BLOCK
+from rorqual.attention.kv.host.system import BLOCK, in_memory
 from rorqual.attention.kv.host.throttle import Throttle
 from rorqual.attention.kv.tier import HostRows
 
@@ -141,6 +141,23 @@ def test_a_failed_registration_leaves_nothing(monkeypatch, tmp_path):
         HostPool(**SIZES, backing=ShmBacking(job="one", folder=tmp_path), device="cuda")
     assert list(tmp_path.iterdir()) == []
     HostPool(**SIZES, backing=ShmBacking(job="one", folder=tmp_path)).close()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_shared_pool_on_a_disk_is_warned_of_once(memory, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(shm, "in_memory", lambda folder: memory)
+    with caplog.at_level("WARNING", logger="rorqual"):
+        both = [HostPool(**SIZES, backing=ShmBacking(job="one", folder=tmp_path, member=i, members=2)) for i in range(2)]
+    for pool in both:
+        pool.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (not memory) and all(f"{tmp_path} is not a file system in memory" in text for text in told)
+
+
+def test_file_systems_in_memory_are_known_by_their_kind(tmp_path):
+    assert in_memory(Path("/dev/shm")) and not in_memory(Path("/proc"))
+    with pytest.raises(OSError, match="nothing"):
+        in_memory(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("kind", ["pinned", "shm", "file", "cxl"])
