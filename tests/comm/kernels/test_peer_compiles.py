@@ -31,14 +31,15 @@ def spec(kernel: str, names: tuple[str, ...], types: dict[str, str], constexprs:
     )  # fmt: skip
 
 
-def send(arch: int, **more: Any) -> Spec:
+def send(arch: int, offsets: str = "i64", **more: Any) -> Spec:
     names = (*_SEND, *_WHERE, "x", "scales", "ids", "weights", "n_valid", "n_tokens", "first_row", "ids_at", "weights_at", "rows_at")
     names += ("row_bytes", "slots_per_rank", "x_pitch", "scales_pitch", "scales_step")
     fp8 = {"WIDTH": 7168, "UNIT": 8, "TOKENS": 8, "GROUPS": 8, "COLS": 128, "QUANTISE": True, "UE8M0": False, "FIXES": 1}
     shape = {"K": 8, "CHOICES": 128, "RANKS": 8, "MANY": False, "CAST": False, "ON_GPU": True}
     shape |= {"SCALES": 0, "BLOCKS": 1, "SCALES_AT": 1792, "scales": None}
     constexprs = {**fp8, **shape, **more}
-    return spec("send_tokens", names, {"x": "*bf16" if constexprs["QUANTISE"] else "*i32"}, constexprs, 16, arch)
+    types = {"x": "*bf16" if constexprs["QUANTISE"] else "*i32", "channel_at": offsets, "rows_at": offsets}
+    return spec("send_tokens", names, types, constexprs, 16, arch)
 
 
 def receive(arch: int) -> Spec:
@@ -68,6 +69,7 @@ CASES = [
     ("send, quantised", lambda arch: send(arch)),
     ("send, scales of powers of two", lambda arch: send(arch, UE8M0=True)),
     ("send, as it is", lambda arch: send(arch, QUANTISE=False, WIDTH=3584, UNIT=4, GROUPS=1, COLS=1024)),
+    ("send, offsets below 2^31", lambda arch: send(arch, "i32", QUANTISE=False, WIDTH=3584, UNIT=4, GROUPS=1, COLS=1024)),
     ("send, among many", lambda arch: send(arch, RANKS=64, MANY=True)),
     ("receive", receive),
     ("home, rows", lambda arch: home(arch, "rows")),
@@ -110,3 +112,9 @@ def test_flags_are_released_and_acquired_by_the_system(reports):
         else:
             assert re.search(r"atom\.global\.sys\.acquire\.add\.u64", report.ptx), (name, arch)
             assert "%globaltimer" in report.ptx, (name, arch)
+
+
+def test_offsets_are_not_added_in_32_bits(reports):
+    """Each may be below 2^31 and their sum above."""
+    ttir = reports["send, offsets below 2^31", 90].ttir
+    assert re.search(r"%rows_at\b", ttir) and re.search(r"arith\.addi %(channel_at|rows_at), %(channel_at|rows_at)", ttir) is None
