@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.offload import scenario, seeds
+from tests.offload.engines import PROMPTS, alone, make, params
 from tests.offload.scenario import VARIANTS
 from tests.offload.seeds import Job, run_job, spread, summary, variant_of
 
@@ -75,3 +76,12 @@ def test_a_process_that_ends_early_is_a_failure(monkeypatch):
     assert row == {"seed": 4, "mode": "eager", "status": "failed", "error": "its process ended"}
     (row,) = seeds._gather([pipe], {pipe: {(4, "eager")}}, 0.0, 0.0)
     assert row == {"seed": 4, "mode": "eager", "status": "late"}
+
+
+def test_an_engine_can_be_shuffled_again():
+    """Seeds use engines one after the other."""
+    with make("host", seed=1) as llm:
+        for seed in (1, 2, 3):
+            found = [o.outputs[0].token_ids for o in llm.generate(PROMPTS[:3], params(), use_tqdm=False)]
+            assert found == [alone(place) for place in range(3)]
+            scenario.begin_again(llm, seed)
