@@ -105,6 +105,15 @@ def weighted_rows(spec: EPSpec, y: torch.Tensor, index: torch.Tensor | None, wei
     return (y if index is None else ordered_sum(y, index, weights)).to(DTYPES[spec.dtype])
 
 
+def rows_home(spec: EPSpec, y: torch.Tensor, routed: Routed, arrived: Arrived, index: torch.Tensor | None) -> torch.Tensor:
+    """What travels back for expert outputs y: a weighted sum a row, or, deterministic, the output of every choice on its own."""
+    outputs, place = results(spec, y, routed, arrived, index)
+    if spec.deterministic:
+        assert place is not None
+        return single_rows(spec, outputs, place)
+    return weighted_rows(spec, outputs, place, arrived.weights)
+
+
 def single_rows(spec: EPSpec, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """y [N, hidden] and index [M, k] -> the rows that index names, by row then choice, in the spec's dtype."""
     flat = index.reshape(-1)

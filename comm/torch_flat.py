@@ -10,7 +10,7 @@ import torch
 from ..parallel.group import Group, Pending
 from .base import BaseDispatcher
 from .dispatcher import EPSpec, Routed
-from .grouping import Arrived, results, single_rows, unpack_rows, weighted_rows
+from .grouping import Arrived, rows_home, unpack_rows
 from .hop import Hop, HopTicket
 from .order import ordered_sum
 from .rows import DTYPES, RowLayout
@@ -72,12 +72,7 @@ class TorchDispatcher(BaseDispatcher):
         self._check_open()
         flight: _Flight = routed.handle
         assert flight.arrived is not None
-        outputs, place = results(self.spec, y, routed, flight.arrived, index)
-        if self.spec.deterministic:
-            assert place is not None
-            values = single_rows(self.spec, outputs, place)
-        else:
-            values = weighted_rows(self.spec, outputs, place, flight.arrived.weights)
+        values = rows_home(self.spec, y, routed, flight.arrived, index)
         return flight, self._hop.send_back(flight.hop, values, singly=self.spec.deterministic)
 
     def combine_recv(self, ticket: Any, out: torch.Tensor | None = None) -> torch.Tensor:

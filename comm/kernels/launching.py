@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -73,3 +74,19 @@ def lanes_of(n: int) -> int:
 def registers_of(warps: int) -> int:
     """Registers of a thread that a program of ``warps`` has to itself: the compiler need not leave room for a second one."""
     return min(255, 65536 // (32 * warps) // 8 * 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """How a kernel that works on ``tokens`` x ``piece`` tiles is launched; a program has as much in registers and as much on the way."""
+
+    tokens: int  # that a program handles at once; a power of two
+    piece: int  # values, or words, of each; a power of two
+    warps: int  # of a program
+
+    @classmethod
+    def choose(cls, n_tokens: int, width: int, programs: int, *, least: int = 16) -> TileConfig:
+        """As many tokens at once as keep all programs busy, pieces of ``least`` or more, as short as 16 values a thread allow."""
+        tokens = lanes_of(max(1, min(16, n_tokens // max(1, programs))))
+        piece = max(least, min(8192 // tokens, lanes_of(width)))
+        return cls(tokens=tokens, piece=piece, warps=max(1, min(16, tokens * piece // 512)))

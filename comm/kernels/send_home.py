@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -13,17 +11,8 @@ from ..rows import DTYPES
 from ..state import PeerState
 from ..wire import COMBINE, Wire
 from .device import channel_of, is_last, may_send, pointer_at, raise_flags
-from .launching import TYPES, as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
+from .launching import TYPES, TileConfig, as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
 from .tiles import load_tile, store_tile
-
-
-@dataclass(frozen=True, kw_only=True)
-class HomeConfig:
-    """How a send of results is launched."""
-
-    tokens: int  # that a program handles at once; a power of two
-    piece: int  # values, or words, of each; a power of two
-    warps: int  # of a program
 
 
 @triton.jit
@@ -119,13 +108,6 @@ def send_home_kernel(
         raise_flags(bases + channel_at, served, flag_at, 0, now)
 
 
-def _config(wire: Wire, width: int, mode: str, programs: int) -> HomeConfig:
-    """As many tokens at once as keep all programs busy, pieces as short as 16 values a thread allow."""
-    tokens = lanes_of(max(1, min(16, wire.n_ranks * wire.max_tokens // max(1, 2 * programs))))
-    piece = max(16, min(8192 // tokens, lanes_of(width)))
-    return HomeConfig(tokens=tokens, piece=piece, warps=max(1, min(16, tokens * piece // 512)))
-
-
 def send_home(
     wire: Wire,
     peers: Peers,
@@ -140,7 +122,7 @@ def send_home(
     tag: int = 0,
     programs: int,
     pull: bool = False,
-    config: HomeConfig | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     """Start the way back of the dispatch that was last received on ``channel``.
 
@@ -184,7 +166,7 @@ def send_home(
     if pull and deterministic:
         raise ValueError("results that go home one by one (deterministic) cannot be pulled; call send_home without pull")
     width, me = y.shape[1], peers.rank
-    config = config or _config(wire, width, mode, programs)
+    config = config or TileConfig.choose(wire.n_ranks * wire.max_tokens // 2, width, programs)
     pitch, unit = pitch_units(y)
     at_home = peers.own.data_ptr() + channel * wire.channel_bytes + wire.home_at
     in_place = pull and mode == "rows" and y.data_ptr() == at_home and y.stride(0) * y.element_size() == wire.home_pitch

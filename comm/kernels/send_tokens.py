@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +11,7 @@ from ..heap.peers import Peers
 from ..state import PeerState
 from ..wire import DISPATCH, FP8_BLOCK, Wire
 from .device import is_last, may_send, pointer_at, raise_flags
-from .launching import as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
+from .launching import TileConfig, as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
 from .tiles import load_tile, quantise_tile, store_scales, store_tile
 
 _COUNTED = tl.constexpr(128)  # tokens whose rows are counted at once
@@ -21,15 +19,6 @@ _MOST_CHOICES = 2048  # ids and weights that a program copies at once
 _MOST_IN_TURN = 16  # ranks that are gone through for every token; among more, its choices are
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _IDS = (torch.int32, torch.int64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SendConfig:
-    """How a send is launched. A program has ``tokens`` x ``piece`` values, or words, in registers and as many on the way."""
-
-    tokens: int  # that a program handles at once; a power of two
-    piece: int  # values, or words, of each; a power of two, for FP8 from 128
-    warps: int  # of a program
 
 
 @triton.jit
@@ -182,13 +171,6 @@ def send_tokens_kernel(
         tl.atomic_add(sent + n_ranks + lane, (lane * 0).to(tl.int64) + n, mask=served & (lane != me), sem="relaxed", scope="gpu")
 
 
-def _config(n_tokens: int, width: int, programs: int) -> SendConfig:
-    """As many tokens at once as keep all programs busy, in pieces of 16 values a thread."""
-    tokens = lanes_of(max(1, min(16, n_tokens // max(1, programs))))
-    piece = max(FP8_BLOCK, min(8192 // tokens, lanes_of(width)))
-    return SendConfig(tokens=tokens, piece=piece, warps=max(1, min(16, tokens * piece // 512)))
-
-
 def send_tokens(
     wire: Wire,
     peers: Peers,
@@ -202,7 +184,7 @@ def send_tokens(
     scales: torch.Tensor | None = None,
     tag: int = 0,
     programs: int,
-    config: SendConfig | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     """Start dispatch number ``state.epoch[channel] + 1``: rows, ids and weights of this rank's tokens to their places.
 
@@ -239,7 +221,7 @@ def send_tokens(
             raise ValueError(f"x is {x.dtype}, a payload of {wire.payload!r} carries {value_dtype(wire)}; cast it")
         x = as_words(x)
     width, me = x.shape[1], peers.rank
-    config = config or _config(n, width, programs)
+    config = config or TileConfig.choose(n, width, programs, least=FP8_BLOCK)
     groups, cols = (config.piece // FP8_BLOCK, FP8_BLOCK) if quantise else (1, config.piece)
     pitch, unit = pitch_units(x)
     row, given = me * wire.max_tokens, wire.n_scales if fp8 and not quantise else 0

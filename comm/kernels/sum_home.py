@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -13,16 +11,7 @@ from ..rows import DTYPES
 from ..state import PeerState
 from ..wire import COMBINE, Wire
 from .device import channel_of, pointer_at, wait_flags
-from .launching import TYPES, check_choices, check_rows, grid_of, lanes_of, limit_of, pitch_units, registers_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class SumConfig:
-    """How a sum of results is launched."""
-
-    tokens: int  # that a program handles at once; a power of two
-    piece: int  # values of each; a power of two
-    warps: int  # of a program
+from .launching import TYPES, TileConfig, check_choices, check_rows, grid_of, lanes_of, limit_of, pitch_units, registers_of
 
 
 @triton.jit
@@ -187,13 +176,6 @@ def sum_home_kernel(
         tile += tl.num_programs(0)
 
 
-def _config(wire: Wire, n_tokens: int, programs: int) -> SumConfig:
-    """As many tokens at once as keep all programs busy, pieces as short as 16 values a thread allow."""
-    tokens = lanes_of(max(1, min(16, n_tokens // max(1, programs))))
-    piece = max(16, min(8192 // tokens, lanes_of(wire.hidden)))
-    return SumConfig(tokens=tokens, piece=piece, warps=max(1, min(16, tokens * piece // 512)))
-
-
 def sum_home(
     wire: Wire,
     peers: Peers,
@@ -210,7 +192,7 @@ def sum_home(
     tag: int = 0,
     programs: int = 32,
     pull: bool = False,
-    config: SumConfig | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     """Finish the way back on ``channel``; the channel is free then.
 
@@ -241,7 +223,7 @@ def sum_home(
     check_choices("weights", weights, n, k, (torch.float32,))
     if pull and deterministic:
         raise ValueError("results that go home one by one (deterministic) cannot be pulled; call sum_home without pull")
-    config = config or _config(wire, n, programs)
+    config = config or TileConfig.choose(n, wire.hidden, programs)
     pitch, unit = pitch_units(out)
     sum_home_kernel[(grid_of(programs, triton.cdiv(n, config.tokens)),)](
         peers.pointers, state.active, state.epoch, state.status, ids, weights, n_valid, out,

@@ -85,7 +85,7 @@ def put_home_kernel(
                                     tile = tl.load(from_, mask=(lines >= 0)[:, None] & (column < WIDTH)[None, :], other=0.0)
                                     total = tl.sum(tl.where(lines >= 0, share, 0.0)[:, None] * tile.to(tl.float32), 0)
                                 else:
-                                    total = load_piece(y, y_pitch * UNIT, line, piece, True, WIDTH, BLOCK, False)
+                                    total = load_piece(y, y_pitch * UNIT, line, piece, True, WIDTH, BLOCK)
                                 tl.store(stage.to(tl.pointer_type(OUT)) + column, total.to(OUT), mask=column < WIDTH)
                             tl.debug_barrier()  # the whole row is there before any thread sends a part of it
                             putmem_nbi_block(home + wide(j) * home_step, stage, wide(home_bytes), narrow(rank))
