@@ -18,15 +18,11 @@ from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .assembly import (
     fill_weights,
-    grid_spec,
     make_cache,
     make_offload,
     make_runner,
     make_scheduler,
     overlap_fetches,
-    resolve_device,
-    resolve_dtype,
-    resolve_max_len,
     why_eager,
 )
 from .call import Params, Prompt
@@ -40,6 +36,7 @@ from .leader import Leader
 from .messages import Refusal
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
+from .resolved import grid_spec, resolve_device, resolve_dtype, resolve_max_len
 from .runner import Runner
 from .sharing.make import make_share
 from .sharing.place import Membership

@@ -10,7 +10,7 @@ import torch
 
 from ..attention.kernels.tier_most import MOST_REQUESTS
 from ..attention.kv.layout import index_row_bytes, latent_row_bytes
-from ..engine.assembly import offload_shape, resolve_dtype
+from ..engine.assembly import offload_shape
 from ..engine.config import EngineConfig, check_config
 from ..engine.expert_settings import exchange_bytes, exchange_spec
 from ..engine.hf_config.model_parser import parse_model_config
@@ -20,6 +20,7 @@ from ..engine.offload.host_share import SHARED, HostShare, asked_bytes, check_wh
 from ..engine.offload.link_load import link_loads
 from ..engine.offload.plan_report import Budget, Pools, plan_pools, request_table_bytes
 from ..engine.offload.sizing import OffloadShape
+from ..engine.resolved import resolve_dtype
 from ..engine.weights.hub import resolve_model
 from ..parallel.grid import GridSpec
 
