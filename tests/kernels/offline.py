@@ -43,7 +43,7 @@ class Report:
     shared: int  # bytes a program
     sass: str  # disassembly
     ptx: str = ""  # what it was assembled from
-    ttir: str = ""  # what Triton made of its source
+    ttir: str = ""  # what Triton made of its source; empty for Gluon, which begins with layouts
 
     def count(self, instruction: str) -> int:
         """How often an instruction occurs: ``HGMMA``, ``QGMMA``, ``HMMA``, ``LDGSTS``, ``UTMALDG`` ..."""
@@ -98,9 +98,8 @@ def _compile(spec: Spec) -> Report:
         sass = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     kept = "\n".join(line.split("/*", 2)[1].split("*/")[-1] for line in sass.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/ +\S", line))
-    return Report(
-        found["REG"], found["STACK"] + found["LOCAL"], int(compiled.metadata.shared), kept, compiled.asm["ptx"], str(compiled.asm["ttir"])
-    )
+    ttir = str(compiled.asm["ttir"]) if "ttir" in compiled.asm else ""
+    return Report(found["REG"], found["STACK"] + found["LOCAL"], int(compiled.metadata.shared), kept, compiled.asm["ptx"], ttir)
 
 
 def _main(text: str) -> None:

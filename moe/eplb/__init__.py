@@ -1,0 +1,1 @@
+"""Expert load balancing: measured load, plans of where experts live, and moving to them while tokens are generated."""
