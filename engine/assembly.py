@@ -183,6 +183,8 @@ def why_eager(config: EngineConfig, grid: Grid, stage: Stage) -> str | None:
         return "a step of several pipeline stages is no single graph"
     if grid.spec.tp > 1:
         return "collectives of tensor parallelism are not captured"
+    if config.expert_distribution_recorder_mode == "per_token":
+        return "the choices of every token are recorded, step by step"
     if not stage.capturable:
         return "a kernel backend or the all-to-all waits for the device in every step"
     return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from dataclasses import dataclass, field
 from typing import Any
 
-from .expert_settings import check_expert_settings
-from .graph_key import graph_sizes
-from .offload_settings import check_offload_settings
+from .config_check import check_config
+
+__all__ = ["EngineConfig", "check_config", "option"]
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, group: str = "engine") -> Any:
@@ -173,6 +172,50 @@ class EngineConfig:
         300.0, "Seconds a collective may wait before the run ends with the missing ranks' names.", group="parallel"
     )
 
+    enable_eplb: bool = option(
+        False, "Move experts between ranks while tokens are generated, so that all ranks get the same load.", group="expert balance"
+    )
+    num_redundant_experts: int | None = option(
+        None,
+        "Slots of each layer beyond one for every expert, for copies of experts; rounded up so that all ranks have as many slots. 0 by "
+        "default.",
+        "--ep-num-redundant-experts",
+        group="expert balance",
+    )
+    eplb_step_interval: int | None = option(
+        None, "Steps from one look at the load to the next; 3000 by default.", "--eplb-rebalance-num-iterations", group="expert balance"
+    )
+    eplb_window_size: int | None = option(None, "Most recent steps whose load counts; 1000 by default.", group="expert balance")
+    eplb_bytes_per_step: int | None = option(
+        None, "Most bytes of experts that a rank receives, and sends, from one step to the next; 256 MiB by default.",
+        group="expert balance",
+    )  # fmt: skip
+    eplb_config: str | None = option(
+        None, "Settings of balancing as JSON, with vLLM's names: window_size, step_interval, num_redundant_experts, log_balancedness, ...",
+        group="expert balance",
+    )  # fmt: skip
+    init_expert_location: str = option(
+        "trivial",
+        "Where experts begin: in order (trivial), or a map or a recorded load from a file, or inline JSON.",
+        group="expert balance",
+    )
+    ep_dispatch_algorithm: str = option(
+        "static",
+        "Which copy of an expert a token goes to: one near to it while all get even shares (static), or any in turn (dynamic).",
+        choices=("static", "dynamic"),
+        group="expert balance",
+    )
+    expert_distribution_recorder_mode: str | None = option(
+        None, "Record the load of experts: sums of steps (stat), every step (per_pass), or the choices of every token (per_token).",
+        choices=("stat", "stat_approx", "per_pass", "per_token"), group="expert balance",
+    )  # fmt: skip
+    expert_distribution_recorder_buffer_size: int = option(
+        1000, "Steps that the recorder keeps; the oldest give way.", group="expert balance"
+    )
+    expert_distribution_dump: str | None = option(
+        None, "File for what was recorded, written when the engine closes.", group="expert balance"
+    )
+
     max_num_seqs: int = option(256, "Requests running at once on one DP rank.", "--max-running-requests", group="scheduler")
     max_num_batched_tokens: int = option(
         4096,
@@ -190,43 +233,3 @@ class EngineConfig:
 
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", "--random-seed", group="scheduler")
     disable_log_stats: bool = option(False, "Do not log the layout, what was loaded, and the size of the KV pool.", group="scheduler")
-
-
-def check_config(config: EngineConfig) -> None:
-    """Refuse settings that make no sense whatever the model is.
-
-    Raises:
-        ValueError: naming the setting, the value and what is allowed.
-    """
-    for entry in fields(config):
-        value, choices = getattr(config, entry.name), entry.metadata["choices"]
-        if choices is not None and value not in choices:
-            raise ValueError(f"{entry.name} must be one of {', '.join(choices)}, found {value!r}")
-        _check_number(entry.name, str(entry.type), value)
-    if config.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        raise ValueError(f"page_size {config.page_size} is not a power of two from 1 to 256")
-    for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-                 "two_batch_overlap_min_tokens"):  # fmt: skip
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
-    graph_sizes(config.max_num_seqs, config.cuda_graph_max_bs, config.cuda_graph_bs)
-    if not 0.0 < config.gpu_memory_utilization <= 1.0:
-        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
-    if not 0.0 < config.dist_timeout <= 1e6:  # written so that NaN is refused too
-        raise ValueError(f"dist_timeout must be above 0 seconds and at most 1000000, found {config.dist_timeout}")
-    check_offload_settings(config)
-    check_expert_settings(config)
-    if config.seed < 0:
-        raise ValueError(f"seed must be 0 or more, found {config.seed}")
-    if config.max_model_len is not None and config.max_model_len < 2:
-        raise ValueError(f"max_model_len must be at least 2 (one prompt token and one output token), found {config.max_model_len}")
-
-
-def _check_number(name: str, kind: str, value: Any) -> None:
-    """Refuse what is no number where one is wanted; ``kind`` is the field's annotation."""
-    wanted = kind.removesuffix(" | None")
-    allowed = {"int": Integral, "float": Real}.get(wanted)
-    if allowed is None or (value is None and kind != wanted):
-        return
-    if isinstance(value, bool) or not isinstance(value, allowed):
-        raise ValueError(f"{name} must be {'a whole number' if wanted == 'int' else 'a number'}, found {value!r}")

@@ -28,6 +28,9 @@ from .assembly import (
 from .call import Params, Prompt
 from .config import EngineConfig, check_config
 from .driver import Driver, protected
+from .eplb.make import make_experts
+from .eplb.room import balance_line
+from .eplb_settings import uses_placement
 from .expert_settings import describe_exchange
 from .front import Front, StreamChunk
 from .hf_config.model_parser import parse_model_config
@@ -36,6 +39,7 @@ from .leader import Leader
 from .messages import Refusal
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
+from .rank_row import rank_row
 from .resolved import grid_spec, resolve_device, resolve_dtype, resolve_max_len
 from .runner import Runner
 from .sharing.make import make_share
@@ -85,11 +89,13 @@ class Engine:
         overlap_fetches(self.stage, config, grid.device)
         progress = grid.rank == 0 and not config.disable_log_stats
         report = together(grid, lambda: fill_weights(self.stage, self.folder, config, model, progress=progress))
+        self.experts = make_experts(grid, self.stage, config, model)
         pools = make_offload(grid, self.stage, config, model, self.dtype, self.max_model_len, self.folder)
         cache = pools.cache if pools is not None else make_cache(grid, self.stage, config, model, self.dtype, self.max_model_len)
         self._host_pool = None if pools is None else pools.host
         self._membership = None if pools is None else pools.membership
         self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug, pools=pools)
+        self.runner.experts = self.experts
         if config.cuda_graph_capture == "start":
             together(grid, self.runner.capture_graphs)
         plans = Mailbox(grid.replica)
@@ -114,6 +120,8 @@ class Engine:
         dispatcher = self.stage.dispatcher
         if dispatcher is not None and dispatcher.spec.n_ranks > 1:
             log.info("%s", describe_exchange(self.config, dispatcher, self.grid))
+        if uses_placement(self.config):
+            log.info("%s", balance_line(self.config, self.stage))
         cache = self.runner.cache
         log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", cache.n_pages, cache.page_size, cache.bytes_per_token)
         if self._host_pool is not None:
@@ -163,24 +171,7 @@ class Engine:
 
     def rank_stats(self) -> dict[str, Any]:
         """This rank's counters."""
-        grid, stats = self.grid, self.runner.stats
-        row: dict[str, Any] = {"rank": grid.rank, "pp": grid.pp_rank, "dp": grid.dp_rank, "tp": grid.tp_rank}
-        row |= {"layers": [self.stage.layers.start, self.stage.layers.stop], "tokens": stats.tokens, "samples": stats.samples}
-        row |= {"steps": stats.steps, "idle_steps": stats.idle_steps, "busy_seconds": stats.busy_seconds}
-        row["graph_steps"], row["host_waits"] = stats.graph_steps, self.runner.streams.waits
-        if self.runner.mover is not None:
-            row["tiers"] = self.runner.mover.counts.report()
-        if self.runner.graphs is not None:
-            row["graphs"] = vars(self.runner.graphs.stats)
-        row["intervals"] = list(stats.intervals)
-        if self.stage.placement is not None and self.stage.load is not None:
-            row["experts"] = self.stage.placement.slots_per_rank
-            row["expert_load"] = self.stage.load.counts.tolist()
-        if self.stage.dispatcher is not None:
-            row["dispatch_bytes"] = self.stage.dispatcher.bytes_sent()
-        if self.leader is not None:
-            row["scheduler"] = self.leader.stats()
-        return row
+        return rank_row(self.grid, self.stage, self.runner, self.leader, self.experts)
 
     def stats(self) -> dict[str, Any]:
         """Counters of every rank, on rank 0 (collective); {} elsewhere. ``expert_load`` sums all ranks.
@@ -199,8 +190,19 @@ class Engine:
         total = torch.stack(loads).sum(0).tolist() if loads else []
         return {"ranks": rows, "seconds": self._run_seconds, "expert_load": total}
 
+    def dump_experts(self, path: str) -> None:
+        """Write the recorded load of experts (see ``ExpertSteps.dump``). Collective.
+
+        Raises:
+            ValueError: the engine is closed, or nothing is recorded.
+        """
+        self._check_not_closed()
+        if self.experts is None or self.config.expert_distribution_recorder_mode is None:
+            raise ValueError("no load of experts is recorded; set expert_distribution_recorder_mode, for example to stat")
+        self.experts.dump(path)
+
     def close(self) -> None:
-        """Release dispatcher, host pool and groups, each even if another fails; nothing the second time.
+        """Write what was recorded, release dispatcher, host pool and groups, each even if another fails; nothing the second time.
 
         Raises:
             RuntimeError: with offloading, a step read a row that was never written, or the device has failed.
@@ -216,7 +218,9 @@ class Engine:
                     ends.callback(self._leave_directory, self._membership)
                 ends.callback(self._finish_tiers)
             if self.stage.dispatcher is not None:
-                self.stage.dispatcher.close()
+                ends.callback(self.stage.dispatcher.close)
+            if self.experts is not None:
+                ends.callback(self.experts.finish, self.config.expert_distribution_dump)
 
     def _leave_directory(self, membership: Membership) -> None:
         """Publish what is left, say what came of it, and leave."""

@@ -125,6 +125,14 @@ class LLM:
         """Counters of every rank; a collective call, rank 0 gets them, the others {}."""
         return self.engine.stats()
 
+    def dump_expert_distribution(self, path: str) -> None:
+        """Write the load of experts that was recorded so far; call it on every rank, between calls. Its ending names the format.
+
+        Raises:
+            ValueError: on every rank, when nothing is recorded (``expert_distribution_recorder_mode``), or nothing has run.
+        """
+        self.engine.dump_experts(path)
+
     def close(self) -> None:
         """Release the process groups; the LLM is of no use afterwards."""
         self.engine.close()

@@ -14,6 +14,7 @@ from ..attention.kv.cache import KVCache
 from ..parallel.grid import Grid
 from ..parallel.pipeline import Pipe
 from .eager_batch import eager_batch, shared_width
+from .eplb.steps import ExpertSteps
 from .exchange_watch import ExchangeWatch, Unwatched
 from .graph_key import GraphKey
 from .graphs import DecodeGraphs
@@ -63,6 +64,7 @@ class Runner:
         self.pipe = Pipe(grid.world)
         self.head = Head(stage.model, tables)
         self.trace: StepTrace | None = None  # set while steps are profiled
+        self.experts: ExpertSteps | None = None  # set where the load of experts is recorded or evened out between steps
         self._awaited: deque[tuple[StepPlan, Wanted]] = deque()  # first stage: results still at the last stage
         self._ready: dict[int, tuple[HostCopy, HostCopy | None]] = {}  # leader: results on their way to the host
 
@@ -91,6 +93,8 @@ class Runner:
         self._absorb(plan.step - self.grid.spec.pp)
         key = self.graphs.key(plan) if self.graphs is not None and self.stage.capturable else None
         with self.watch.step(plan.step), self._traced(plan, key):
+            if self.experts is not None:
+                self.experts.before(plan)
             apart = key is None or not self._fits(plan, key)  # pages and moves are applied before the step, not by its graph
             if self.mover is not None:
                 self.mover.before(plan, tables=apart)
@@ -103,6 +107,8 @@ class Runner:
                 start = self._run(plan, want)
             else:
                 want = self._replay(plan, key)
+            if self.experts is not None:
+                self.experts.after(plan)
             if self.mover is not None:
                 self.mover.after(plan)
                 if plan.offloaded and plan.n_samples and self.grid.is_leader:

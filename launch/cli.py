@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench throughput": (".bench.throughput", "Offline throughput, with vLLM's flags and JSON keys."),
     "bench latency": (".bench.latency", "Latency of one batch, and where a decode step's time goes."),
     "bench comm": (".bench.comm.command", "Dispatch and combine of every backend, their conformance, a step projected onto a cluster."),
+    "bench eplb": (".bench.eplb.command", "Planners of expert placement against EPLB and against bounds; needs no GPU."),
+    "bench eplb-gpu": (".bench.eplb_gpu.command", "Experts that change places on a GPU, and what the slowest rank of a step takes."),
     "bench kernels": (".bench.kernels_command", "Every CUDA kernel against its floor and its peers."),
     "bench kv keys": (".bench.kv.keys_command", "What formats of index keys find of the best keys; needs no GPU."),
     "bench kv link": (".bench.kv.link_command", "Rows fetched from host memory, by number, size, pool and order, against the link."),
@@ -30,6 +32,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench kv sac": (".bench.kv.sac_command", "Serving from cached prefixes: rows on demand, the whole prefix first, all on the device."),
     "bench tune": (".bench.tune_command", "Measure and store the kernels' launch settings for this GPU."),
     "bench report": (".bench.report", "Result files as tables."),
+    "eplb record": (".eplb.record_command", "Run a model and write the load of its experts, step by step."),
+    "eplb synth": (".eplb.synth_command", "A made load with the skew, drift and noise of published ones."),
+    "eplb analyze": (".eplb.analyze_command", "Is a load uneven, does it stay so, would a plan help?"),
+    "eplb plan": (".eplb.plan_command", "Which expert each slot shall hold: from nothing, or moving little."),
+    "eplb simulate": (".eplb.simulate_command", "A load replayed under policies, with what moving experts costs."),
+    "eplb compare": (".eplb.compare_command", "Placements side by side on one load."),
+    "eplb advise": (".eplb.advise_command", "How many slots for replicas a load needs, and their memory."),
+    "eplb convert": (".eplb.convert_command", "Loads and maps between formats of SGLang, vLLM, TensorRT-LLM, EPLB and ours."),
+    "eplb report": (".eplb.report_command", "A load, a plan and what they cost on one HTML page."),
 }
 
 Runner = Callable[[argparse.Namespace], int]

@@ -69,6 +69,8 @@ def _words(flag: str, flags: dict[str, argparse.Action], value: Any, where: str)
             raise ValueError(f"{where} must be true or false, found {value!r}")
         negative = "--no-" + flag[2:]
         return [flag] if value else [negative] if negative in flags else []
+    if isinstance(value, dict) and flag == "--eplb-config":
+        return [f"{flag}={json.dumps(value)}"]
     if isinstance(value, (bool, dict)):
         raise ValueError(f"{where} must be a value, found {value!r}")
     if isinstance(value, list):

@@ -15,6 +15,7 @@ import torch
 
 from .. import __version__
 from .console import table
+from .doctor_balance import balance_rows
 from .doctor_experts import expert_backends
 from .doctor_memory import host_memory
 from .doctor_transports import transports
@@ -140,6 +141,7 @@ def backends() -> list[Backend]:
     why = "this torch is built without NCCL" if not nccl else gpu
     rows.append(("collectives", "nccl", why is None, why or "CUDA tensors"))
     rows += expert_backends()
+    rows += balance_rows()
     rows.append(("attention", "torch", True, "plain PyTorch, CPU and CUDA; auto takes it on the CPU"))
     rows.append(_kernels("attention", "triton", "triton", f"auto takes it on CUDA; {measured()}"))
     rows.append(

@@ -14,30 +14,20 @@ from ..engine.weights.convert import is_quantised
 from ..engine.weights.fp8 import BLOCK, scale_shape
 from ..engine.weights.hub import resolve_model
 from ..engine.weights.shapes import PARTS, TensorShape, tensor_shapes
+from .inspect_experts import ExpertPlaces
 from .inspect_text import render
 
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-def run_inspect(
-    model: str,
-    *,
-    tp: int = 1,
-    dp: int = 1,
-    pp: int = 1,
-    ep: int | None = None,
-    page_size: int = 64,
-    kv_cache_dtype: str = "auto",
-    index_cache_dtype: str = "auto",
-    as_json: bool = False,
-) -> str:
-    """Describe a model by name (see ``resolve_model``), as text or JSON.
+def run_inspect(model: str, *, kv_cache_dtype: str = "auto", index_cache_dtype: str = "auto", as_json: bool = False, **layout: Any) -> str:
+    """Describe a model by name (see ``resolve_model``), as text or JSON; ``layout``: see ``describe``.
 
     Raises:
         ValueError: no such model, a config that is not understood, or a layout that does not fit it.
     """
     config = parse_model_config(resolve_model(model, weights=False))
-    found = describe(config, tp=tp, dp=dp, pp=pp, ep=ep, page_size=page_size, kv_dtype=kv_cache_dtype, index_dtype=index_cache_dtype)
+    found = describe(config, kv_dtype=kv_cache_dtype, index_dtype=index_cache_dtype, **layout)
     return json.dumps(found, indent=2) if as_json else render(found)
 
 
@@ -51,6 +41,8 @@ def describe(
     page_size: int = 64,
     kv_dtype: str = "auto",
     index_dtype: str = "auto",
+    num_redundant_experts: int | None = None,
+    enable_eplb: bool = False,
 ) -> dict[str, Any]:
     """Architecture, counts per part, memory per rank, and KV bytes of a model under a layout.
 
@@ -61,6 +53,8 @@ def describe(
         page_size: tokens of a KV page.
         kv_dtype: "float32", "bfloat16", "fp8", or "auto" for the model's dtype.
         index_dtype: of index keys, "float32", "bfloat16", "fp8", "fp4", or "auto" for that of the rows.
+        num_redundant_experts: slots of a layer beyond one for every expert, None for none.
+        enable_eplb: experts move, for which ranks keep buffers.
 
     Returns:
         Numbers only of whole values and bytes. Ranks of one pipeline stage hold the same, and are listed once.
@@ -68,11 +62,14 @@ def describe(
     Raises:
         ValueError: the layout does not fit the model.
     """
-    _check(config, tp, dp, pp, ep)
+    experts = ExpertPlaces.of(
+        config, tp=tp, dp=dp, pp=pp, ep=ep, num_redundant_experts=num_redundant_experts, enable_eplb=enable_eplb
+    )  # fmt: skip
+    _check(config, tp, dp, pp, ep, placed=experts.placed)
     spread = dp * tp if ep is None else ep
     dtype = _kv_dtype(config, kv_dtype)
     tensors = list(tensor_shapes(config))
-    stages = [_stage(config, tensors, stage_layers(config.n_layers, pp, s), tp, spread) for s in range(pp)]
+    stages = [_stage(config, tensors, stage_layers(config.n_layers, pp, s), tp, spread, experts) for s in range(pp)]
     return {
         "architecture": _architecture(config),
         "parts": _parts(config, tensors),
@@ -83,7 +80,7 @@ def describe(
     }
 
 
-def _check(config: ModelConfig, tp: int, dp: int, pp: int, ep: int | None) -> None:
+def _check(config: ModelConfig, tp: int, dp: int, pp: int, ep: int | None, *, placed: bool) -> None:
     for name, degree in (("tp", tp), ("dp", dp), ("pp", pp)):
         if degree < 1:
             raise ValueError(f"{name} must be at least 1, found {degree}")
@@ -94,7 +91,10 @@ def _check(config: ModelConfig, tp: int, dp: int, pp: int, ep: int | None) -> No
     wanted = [("num_attention_heads", config.attention.n_heads, tp), ("intermediate_size", config.intermediate, tp)]
     if moe is not None:
         wanted.append(("shared expert width", moe.n_shared * moe.intermediate, tp))
-        wanted.append(("routed experts", moe.n_experts, spread) if spread > 1 else ("moe_intermediate_size", moe.intermediate, tp))
+        if spread == 1:
+            wanted.append(("moe_intermediate_size", moe.intermediate, tp))
+        elif not placed:
+            wanted.append(("routed experts", moe.n_experts, spread))
     for what, size, degree in wanted:
         if size % degree:
             valid = [d for d in range(1, min(size, 1024) + 1) if size % d == 0]
@@ -180,7 +180,9 @@ def _total(config: ModelConfig, tensors: Sequence[TensorShape]) -> dict[str, int
     }
 
 
-def _stage(config: ModelConfig, tensors: Sequence[TensorShape], layers: range, tp: int, spread: int) -> dict[str, Any]:
+def _stage(
+    config: ModelConfig, tensors: Sequence[TensorShape], layers: range, tp: int, spread: int, experts: ExpertPlaces
+) -> dict[str, Any]:
     """Weight memory of one rank of a pipeline stage, in the compute dtype (FP8 weights are expanded on loading)."""
     ways = {"whole": 1, "tp": tp, "experts": spread if spread > 1 else tp}
     found: dict[str, int] = {}
@@ -194,8 +196,12 @@ def _stage(config: ModelConfig, tensors: Sequence[TensorShape], layers: range, t
         size = values * (4 if tensor.fp32_in_memory else _BYTES[config.dtype])
         found[tensor.part] = found.get(tensor.part, 0) + size
     if "routed experts" in found:
-        found["routed experts"] //= ways["experts"]
-    return {"layers": [layers.start, layers.stop], "bytes": sum(found.values()), "parts": found}
+        found["routed experts"] = experts.scaled(found["routed experts"], ways["experts"])
+    staging = experts.staging(_BYTES[config.dtype])
+    if staging:
+        found["experts on the move"] = staging
+    text = experts.text(layers, _BYTES[config.dtype])
+    return {"layers": [layers.start, layers.stop], "bytes": sum(found.values()), "parts": found, "experts": text}
 
 
 def _on_stage(config: ModelConfig, tensor: TensorShape, layers: range) -> bool:

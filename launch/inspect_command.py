@@ -19,6 +19,8 @@ SETTINGS = {
     "page_size": "page_size",
     "kv_cache_dtype": "kv_cache_dtype",
     "index_cache_dtype": "index_cache_dtype",
+    "num_redundant_experts": "num_redundant_experts",
+    "enable_eplb": "enable_eplb",
 }
 
 

@@ -54,6 +54,7 @@ def _layout_lines(found: dict[str, Any]) -> list[str]:
         first, stop = stage["layers"]
         rows.append((str(number), f"{first}-{stop - 1}", human_bytes(stage["bytes"]), human_bytes(kv["bytes_per_token_per_stage"][number])))
     lines += columns(rows)
+    lines += [f"  {text}" for text in dict.fromkeys(stage["experts"] for stage in found["per_rank"]) if text]
     lines += ["", f"KV cache ({kv['dtype']}, page of {kv['page_size']} tokens)"]
     lines += columns(
         [

@@ -12,6 +12,8 @@ from ..attention.kernels.tier_most import MOST_REQUESTS
 from ..attention.kv.layout import index_row_bytes, latent_row_bytes
 from ..engine.assembly import offload_shape
 from ..engine.config import EngineConfig, check_config
+from ..engine.eplb.room import expert_room
+from ..engine.eplb_settings import uses_placement
 from ..engine.expert_settings import exchange_bytes, exchange_spec
 from ..engine.hf_config.model_parser import parse_model_config
 from ..engine.model_config import ModelConfig
@@ -53,6 +55,8 @@ def plan(config: EngineConfig, spec: GridSpec, machine: Machine, *, context: int
         ValueError: no such model, a layout that does not fit it, a setting out of range, weights that do not fit.
     """
     config = replace(config, max_model_len=context, kv_host_memory=machine.host_bytes / 2**30)
+    if uses_placement(config):
+        config = replace(config, data_parallel_size=spec.dp, tensor_parallel_size=spec.tp, pipeline_parallel_size=spec.pp)
     _check(replace(config, pipeline_parallel_size=spec.pp) if config.kv_prefix_directory else config)
     if config.fp8_gemm_backend == "auto":  # on a GPU; the machine that plans need not have one
         config = replace(config, fp8_gemm_backend="triton")
@@ -76,6 +80,7 @@ def plan(config: EngineConfig, spec: GridSpec, machine: Machine, *, context: int
         "model": config.model,
         "context": context,
         "layout": {"pp": spec.pp, "dp": spec.dp, "tp": spec.tp, "ep": ranks[0].spread},
+        "experts": [expert_room(config, rank, model) for rank in ranks] if model.moe is not None else [],
         "machine": _machine(config, machine),
         "kv": _rows(shapes[0]),
         "stages": [_stage(config, machine, i, rank, shapes[i], pools, tables, exchange) for i, rank in enumerate(ranks)],
@@ -96,7 +101,7 @@ def _budget(
     config: EngineConfig, machine: Machine, shape: OffloadShape, rank: Skeleton, stage: int, spec: GridSpec, layers: int, exchange: int
 ) -> Budget:
     """What the first rank of a stage has for its cache, and of which host pool."""
-    weights = rank.n_bytes + rank.copy_bytes
+    weights = rank.n_bytes + rank.copy_bytes + rank.staging
     device = int(machine.gpu_bytes * config.gpu_memory_utilization) - weights - exchange - CONTEXT_BYTES
     if device < 0:
         raise ValueError(
@@ -191,6 +196,7 @@ def _stage(
             "page tables, scratch": kv.tables,
             "CUDA context (assumed)": CONTEXT_BYTES,
             **({"expert exchange": exchange} if exchange else {}),
+            **({"experts on the move": rank.staging} if rank.staging else {}),
             "request tables": tables[mode],
             "reserve: graphs, workspace": reserve - tables[mode],
         }

@@ -37,6 +37,10 @@ SETTINGS = (
     "moe_payload",
     "enable_two_batch_overlap",
     "two_batch_overlap_min_tokens",
+    "enable_eplb",
+    "num_redundant_experts",
+    "eplb_config",
+    "init_expert_location",
 )
 
 

@@ -23,6 +23,7 @@ def render(found: dict[str, Any]) -> str:
         f"  KV rows {kv['dtype']}: {kv['latent_row_bytes']} B latent and {kv['index_row_bytes']} B of {kv['index_dtype']} index key a "
         f"token and layer; pages of {kv['page_size']} tokens; hot buffers of {kv['hot_rows']} to {kv['most_hot_rows']} rows"
     )
+    lines += [f"  {line}" for line in dict.fromkeys(room["text"] for room in found["experts"]) if line != "EPLB off"]
     pool = "host pool, of all ranks of a host" if machine["host_backing"] in ("shm", "file") else "host pool, of the rank alone"
     for stage in found["stages"]:
         lines += ["", *_stage(stage, pool)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,27 +72,38 @@ def totals_line(outputs: Sequence[RequestOutput], seconds: float) -> str:
 def rank_rows(stats: dict[str, Any]) -> list[list[object]]:
     """One row a rank: role, what it holds, what it computed, and the load of its experts.
 
-    Experts sit in the slots of the ranks of one pipeline stage in order, ``experts`` of them on each. The load is the number
-    of (token, choice) pairs that came to a rank's experts; max/mean is over its experts, summed over the layers.
-    Where every rank holds all experts, it is the load of its replica's tokens, which the replica's first tp rank counts.
+    The load is the number of (token, choice) pairs that came to a rank's experts; max/mean is over its slots, summed over the layers.
+    A rank names what its slots hold where that is not the experts in order; then copies of an expert count as having even shares
+    of its load, under the placement of the end. Where every rank holds all experts, the load is that of its replica's tokens, which
+    the replica's first tp rank counts.
     """
     ranks = stats["ranks"]
     total = stats.get("expert_load") or []
     n_tp = 1 + max(r["tp"] for r in ranks)
     own = {(r["pp"], r["dp"]): r["expert_load"] for r in ranks if r["tp"] == 0 and "expert_load" in r}
+    copies = Counter((int(layer), e) for r in ranks for layer, held in r.get("expert_slots", {}).items() for e in held)
     rows: list[list[object]] = []
     for r in ranks:
         first, stop = r["layers"]
         experts, pairs, skew = r.get("experts"), None, None
         if experts and total:
-            whole = experts == len(total[0])
+            whole = experts == len(total[0]) and "expert_slots" not in r
             load = own.get((r["pp"], r["dp"]), total) if whole else total
-            place = 0 if whole else r["dp"] * n_tp + r["tp"]
-            mine = [sum(load[layer][e] for layer in range(first, stop)) for e in range(place * experts, (place + 1) * experts)]
-            pairs = sum(mine)
+            place = 0 if whole else (r["dp"] * n_tp + r["tp"]) * experts
+            held = {int(layer): slots for layer, slots in r.get("expert_slots", {}).items()}
+            mine = [
+                sum(_share(load[layer], held[layer][i] if layer in held else place + i, copies, layer) for layer in range(first, stop))
+                for i in range(experts)
+            ]
+            pairs = round(sum(mine))
             skew = max(mine) * len(mine) / pairs if pairs else None
         rows.append([r["rank"], r["pp"], r["dp"], r["tp"], f"{first}-{stop - 1}", experts, r["tokens"], pairs, skew, r["busy_seconds"]])
     return rows
+
+
+def _share(load: Sequence[int], expert: int, copies: Counter[tuple[int, int]], layer: int) -> float:
+    """Load of a slot that holds ``expert``, -1 for none; layers without experts have none to share."""
+    return 0.0 if not 0 <= expert < len(load) else load[expert] / max(1, copies[layer, expert])
 
 
 def rank_table(stats: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from .placement import Placement
 from .ranked import answer, unpacked
 from .router import Router
 from .track import IN_LINE, Track
+from .ways import ExpertIds, SlotIds, Ways
 
 
 @dataclass(kw_only=True)
@@ -26,7 +27,7 @@ class Flight:
 
     n_tokens: int  # T, all of this replica's
     x: torch.Tensor  # [t, hidden] those that this rank sends
-    slots: torch.Tensor  # [t, k] physical slots
+    slots: SlotIds  # [t, k]
     weights: torch.Tensor  # [t, k]
     ticket: Any = None  # of the dispatcher; None where tokens do not travel
     routed: Routed | None = None  # what arrived; with ``arrived``, once that is joined
@@ -57,15 +58,17 @@ class ExpertExchange:
         load: ExpertLoad,
         spread: bool,
         track: Track = IN_LINE,
+        ways: Ways | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.tp = tp
         self.load = load
         self.spread = spread
-        self.placement = placement
+        self.placement = placement  # as of the start; ``ways`` is what counts
         self.track = track  # where tokens travel; beside the computation only if the dispatcher waits on the device
         self.ops: MoEOps | None = None  # None: the torch path
-        self._slots = placement.first_slots().to(load.counts.device)  # [layers, experts]
+        #: where this rank's tokens meet each expert; rewritten in place when experts move
+        self.ways = ways or Ways.static(placement, source=dispatcher.group.index, device=load.counts.device)
 
     @property
     def here(self) -> bool:
@@ -114,7 +117,7 @@ class ExpertExchange:
         capacity = None if most_tokens is None else min(max(1, -(-most_tokens // parts)), self.dispatcher.spec.max_tokens)
 
         def send() -> Any:
-            return self.dispatcher.dispatch_send(mine, slots, weights, n_valid, tag=layer, capacity=capacity)
+            return self.dispatcher.dispatch_send(mine, slots.ids, weights, n_valid, tag=layer, capacity=capacity)
 
         if not self.track.beside:
             flight.ticket = send()
@@ -166,16 +169,17 @@ class ExpertExchange:
         flight.keep = flight.routed = None
         return gather_tokens(flight.out, flight.n_tokens, self.tp) if self.spread else self.tp.all_reduce(flight.out)
 
-    def _route(self, layer: int, x: torch.Tensor, router: Router, n_valid: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _route(self, layer: int, x: torch.Tensor, router: Router, n_valid: torch.Tensor | None) -> tuple[SlotIds, torch.Tensor]:
         """Physical slots [T, k] and weights [T, k] of tokens x [T, hidden]; counts the load."""
         counted = self.spread or self.tp.index == 0
         if self.ops is None:
             ids, weights = router(x)
             if counted:
                 self.load.add(layer, ids)
-            return self._slots[layer][ids], weights
+                self.load.keep(layer, ids)
+            return self.ways.slots(layer, ExpertIds(ids)), weights
         config = router.config
-        _, weights, slots = self.ops.route(
+        ids, weights, slots = self.ops.route(
             router.logits(x),
             getattr(router, "e_score_correction_bias", None),
             n_group=config.n_group,
@@ -185,18 +189,21 @@ class ExpertExchange:
             method=config.method,
             norm_topk_prob=config.norm_topk_prob,
             routed_scaling_factor=config.routed_scaling_factor,
-            expert_to_slot=self._slots[layer],
+            expert_to_slot=self.ways.table[layer],
             counts=self.load.counts[layer] if counted and self.load.enabled else None,
             n_valid=n_valid,
         )
-        return slots, weights
+        if counted and self.load.kept is not None:  # in steps that run eagerly only: where padding begins is read on the host
+            self.load.keep(layer, ids if n_valid is None else ids[: int(n_valid)])
+        return SlotIds(slots), weights
 
     def _alone(self, flight: Flight, experts: Experts) -> torch.Tensor:
         """Routed outputs of tokens that need not travel."""
         if self.ops is not None:
-            out: torch.Tensor = self.ops.fused_experts(flight.x, flight.slots, flight.weights, experts.weights, out_dtype=flight.x.dtype)
+            x, slots = flight.x, flight.slots.ids
+            out: torch.Tensor = self.ops.fused_experts(x, slots, flight.weights, experts.weights, out_dtype=x.dtype)
             return out
-        routed = self.dispatcher.dispatch(flight.x, flight.slots, flight.weights)
+        routed = self.dispatcher.dispatch(flight.x, flight.slots.ids, flight.weights)
         y, _ = self._compute(experts, routed)
         return self.dispatcher.combine(y, routed)
 

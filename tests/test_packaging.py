@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ("rorqual/launch/tiny/", "rorqual/launch/shapes/", "rorqual/launch/bench/results/", "rorqual/parallel/kernels/tuned/")
+DATA = (
+    "rorqual/launch/tiny/",
+    "rorqual/launch/shapes/",
+    "rorqual/launch/bench/results/",
+    "rorqual/launch/bench/eplb/",
+    "rorqual/parallel/kernels/tuned/",
+)
 ROOMS = ("parallel", "comm", "attention", "moe", "engine", "launch")
 
 
@@ -52,7 +58,7 @@ def test_metadata(wheel):
     assert "\nName: rorqual\n" in meta and "\nRequires-Python: >=3.11\n" in meta and "\nLicense-Expression: Apache-2.0\n" in meta
     for need in ("torch>=2.9", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "huggingface_hub"):
         assert f"\nRequires-Dist: {need}\n" in meta
-    for extra in ("gpu", "nvshmem", "serve", "dev"):
+    for extra in ("gpu", "eplb", "nvshmem", "serve", "dev"):
         assert f"\nProvides-Extra: {extra}\n" in meta
     assert "rorqual = rorqual.launch.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
     assert any(name.endswith("LICENSE") for name in wheel.namelist())

@@ -15,6 +15,7 @@ from ...moe.load import ExpertLoad
 from ...moe.ops import MoEOps
 from ...moe.placement import Placement
 from ...moe.track import IN_LINE, Track
+from ...moe.ways import Ways
 from ...parallel.grid import Grid
 from ...parallel.linear import use_fp8_backend
 from ...parallel.store import ranks_of_host
@@ -27,7 +28,7 @@ from ..weights.target import Target
 from .backends import keeps_fp8, pick_ops
 from .deepseek import DeepseekForCausalLM
 from .skeleton import Place, make_skeleton
-from .targets import materialise, weight_targets
+from .targets import clear_empty_slots, materialise, weight_targets
 
 
 @dataclass(kw_only=True)
@@ -59,10 +60,13 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
     place = Place(spec=grid.spec, pp_rank=grid.pp_rank, tp=grid.tp)
     skeleton = make_skeleton(model_config, config, place, grid.device, dtype)
     model, placement, spread, moe = skeleton.model, skeleton.placement, skeleton.spread, model_config.moe
-    check_weights(skeleton.n_bytes, grid.device, ranks_of_host(grid.world.size))
+    check_weights(skeleton.n_bytes + skeleton.staging, grid.device, ranks_of_host(grid.world.size))
     materialise(model, grid.device)
     model.eval()
-    targets = weight_targets(model, placement, ep_rank=grid.ep.index if spread > 1 else 0, inner=skeleton.inner)
+    ep_rank = grid.ep.index if spread > 1 else 0
+    targets = weight_targets(model, placement, ep_rank=ep_rank, inner=skeleton.inner)
+    if placement is not None:
+        clear_empty_slots(model, placement, ep_rank=ep_rank)
     load, dispatcher = None, None
     attention_ops, moe_ops = pick_ops(config, model_config, grid.device)
     if moe is not None and placement is not None:
@@ -102,7 +106,11 @@ def _connect(
     spec = exchange_spec(config, model_config, n_ranks=spread, tp=grid.tp.size, n_slots=placement.n_slots, dtype=dtype)
     dispatcher = make_dispatcher(config.moe_a2a_backend if spread > 1 else "local", grid, spec)
     track = _track(config, grid, dispatcher)
-    exchange = ExpertExchange(dispatcher=dispatcher, tp=grid.tp, placement=placement, load=load, spread=spread > 1, track=track)
+    source, nodes = (grid.ep.index, grid.node_of) if spread > 1 else (0, None)
+    ways = Ways.static(placement, source=source, nodes=nodes, device=grid.device)
+    exchange = ExpertExchange(
+        dispatcher=dispatcher, tp=grid.tp, placement=placement, load=load, spread=spread > 1, track=track, ways=ways
+    )  # fmt: skip
     for layer in model.moe_layers():
         layer.attach(exchange)
     return dispatcher

@@ -15,6 +15,8 @@ from ...parallel.group import Group
 from ...parallel.progress import Progress
 from ...parallel.shard import shard_model
 from ..config import EngineConfig
+from ..eplb.location import check_model, initial_placement
+from ..eplb.room import staging_bytes
 from ..model_config import ModelConfig
 from .backends import keeps_fp8, narrow
 from .deepseek import DeepseekForCausalLM
@@ -59,6 +61,7 @@ class Skeleton:
     placement: Placement | None  # physical slots, None without experts
     spread: int  # ranks the experts are spread over
     inner: slice  # part of every expert's width on this rank
+    staging: int = 0  # bytes of the buffers through which moving experts go
 
     @property
     def n_bytes(self) -> int:
@@ -71,6 +74,11 @@ class Skeleton:
         modules = list(self.model.modules())
         kept = [m.weight for m in modules if isinstance(m, Router)] + [m.weights_proj.weight for m in modules if isinstance(m, Indexer)]
         return sum(2 * weight.numel() for weight in kept)
+
+    @property
+    def expert_layers(self) -> list[int]:
+        """Numbers of the layers with experts."""
+        return [layer.layer for layer in self.model.moe_layers()]
 
     def part_bytes(self) -> dict[str, int]:
         """Bytes of the weights by part of the model."""
@@ -121,11 +129,12 @@ def make_skeleton(model_config: ModelConfig, config: EngineConfig, place: Place,
     spec = place.spec
     spread = expert_ranks(config, spec)
     check_layout(model_config, spec.tp, spread)
+    check_model(config, model_config)
     layers = stage_layers(model_config.n_layers, spec.pp, place.pp_rank)
     moe = model_config.moe
     placement, n_slots, inner = None, 0, slice(0, 0)
     if moe is not None:
-        placement = Placement.identity(n_layers=model_config.n_layers, n_experts=moe.n_experts, n_ranks=spread)
+        placement = initial_placement(config, model_config, spread)
         n_slots = placement.slots_per_rank
         part = moe.intermediate if spread > 1 else moe.intermediate // spec.tp
         first = 0 if spread > 1 else place.tp.index * part
@@ -140,4 +149,4 @@ def make_skeleton(model_config: ModelConfig, config: EngineConfig, place: Place,
                 narrow(model, model_config, inner)
     finally:
         torch.set_default_dtype(before)
-    return Skeleton(model=model, layers=layers, placement=placement, spread=spread, inner=inner)
+    return Skeleton(model=model, layers=layers, placement=placement, spread=spread, inner=inner, staging=staging_bytes(config, model))

@@ -32,11 +32,16 @@ def _target(param: nn.Parameter) -> Target:
 
 
 def _expert_targets(moe: MoE, prefix: str, config: ModelConfig, experts: list[int], inner: slice) -> dict[str, list[Target]]:
-    """Targets of one layer's routed experts: slot i holds logical expert ``experts[i]``; ``inner`` is this rank's width."""
+    """Targets of one layer's routed experts: slot i holds logical expert ``experts[i]``, -1 for none; ``inner`` is this rank's width.
+
+    An expert in several slots fills each of them.
+    """
     assert config.moe is not None
     wide, hidden = config.moe.intermediate, config.moe.hidden
     found: dict[str, list[Target]] = {}
     for slot, expert in enumerate(experts):
+        if expert < 0:
+            continue
         name = f"{prefix}.mlp.experts.{expert}"
         up_index, up_shape = (inner, slice(0, hidden)), (wide, hidden)
         for part, row in (("gate_proj", 0), ("up_proj", 1)):
@@ -88,6 +93,15 @@ def weight_targets(model: DeepseekForCausalLM, placement: Placement | None, *, e
         experts = placement.local_experts(moe.layer, ep_rank)
         targets.update(_expert_targets(moe, f"model.layers.{moe.layer}", config, experts, inner))
     return targets
+
+
+def clear_empty_slots(model: DeepseekForCausalLM, placement: Placement, *, ep_rank: int) -> None:
+    """Zeros in the slots of this rank that hold no expert, so that nothing in its memory is left to chance."""
+    for moe in model.moe_layers():
+        empty = [slot for slot, expert in enumerate(placement.local_experts(moe.layer, ep_rank)) if expert < 0]
+        for param in moe.experts.parameters() if empty else ():
+            for slot in empty:
+                param.data[slot].view(torch.uint8).zero_()
 
 
 def is_known(name: str, config: ModelConfig) -> bool:

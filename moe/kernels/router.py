@@ -48,6 +48,13 @@ def _scores(logits, real, SIGMOID: tl.constexpr, LIBDEVICE: tl.constexpr):
 
 
 @triton.jit
+def _way(row, WAYS: tl.constexpr):
+    """``moe.ways.way_of_rows``."""
+    mixed = row.to(tl.uint32) * 0x9E3779B1
+    return ((mixed >> 16) * WAYS >> 16).to(tl.int32)
+
+
+@triton.jit
 def _limit_groups(keys, fill, GROUPS: tl.constexpr, PADDED: tl.constexpr, KEPT: tl.constexpr, TWO_BEST: tl.constexpr):
     """Keys [T, PADDED groups of experts], those outside the ``KEPT`` best groups replaced by ``fill``.
 
@@ -74,7 +81,7 @@ def _limit_groups(keys, fill, GROUPS: tl.constexpr, PADDED: tl.constexpr, KEPT: 
 def route_kernel(
     logits, logits_stride, bias, expert_to_slot, counts, n_valid, ids, weights, slots, n_tokens, factor,
     E: tl.constexpr, TOKENS: tl.constexpr, K: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr, KEPT: tl.constexpr,
-    SIGMOID: tl.constexpr, TWO_BEST: tl.constexpr, NORM: tl.constexpr, LIBDEVICE: tl.constexpr,
+    SIGMOID: tl.constexpr, TWO_BEST: tl.constexpr, NORM: tl.constexpr, LIBDEVICE: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(T / TOKENS)). ``TWO_BEST`` is ``noaux_tc``; GROUPS == 1 means no limit by groups."""
     # Experts stand in PADDED groups of a power of two of places, ids still in ascending order.
@@ -113,10 +120,13 @@ def route_kernel(
     at = t.to(tl.int64)[:, None] * K + tl.cumsum(chosen.to(tl.int32), 1) - 1
     tl.store(ids + at, tl.broadcast_to(e[None, :], (TOKENS, E_BLOCK)), mask=chosen)
     tl.store(weights + at, weight * factor, mask=chosen)
-    slot = e
+    slot = tl.broadcast_to(e[None, :], (TOKENS, E_BLOCK))
     if expert_to_slot is not None:
-        slot = tl.load(expert_to_slot + e, mask=is_expert, other=-1).to(tl.int32)
-    tl.store(slots + at, tl.broadcast_to(slot[None, :], (TOKENS, E_BLOCK)), mask=chosen)
+        if WAYS == 1:
+            slot = tl.broadcast_to(tl.load(expert_to_slot + e, mask=is_expert, other=-1).to(tl.int32)[None, :], (TOKENS, E_BLOCK))
+        else:  # only what is chosen is read
+            slot = tl.load(expert_to_slot + e[None, :] * WAYS + _way(t, WAYS)[:, None], mask=chosen, other=-1).to(tl.int32)
+    tl.store(slots + at, slot, mask=chosen)
     if counts is not None:
         of_expert = tl.sum(chosen.to(tl.int32), 0)
         tl.atomic_add(counts + e, of_expert.to(tl.int64), mask=of_expert > 0, sem="relaxed")
@@ -154,7 +164,8 @@ def route(
         logits: fp32 [T, E], E up to 512, in ``n_group`` equal groups.
         bias: fp32 [E] for ``noaux_tc``.
         n_group, topk_group, top_k, scoring, method, norm_topk_prob, routed_scaling_factor: as in ``MoEConfig``.
-        expert_to_slot: int32 or int64 [E], physical slot of every logical expert; slots are ids without it.
+        expert_to_slot: int32 or int64 [E], physical slot of every logical expert, or [E, W], of which each row takes the one that
+            ``moe.ways.way_of_rows`` says; contiguous. Slots are ids without it.
         counts: int64 [E], to which the tokens of every logical expert are added.
         n_valid: int32 [1], how many of the rows are tokens; the later ones get ids and slots -1, weights 0, no count.
         config: ``tokens`` a program and ``warps``.
@@ -168,6 +179,7 @@ def route(
     count, experts = logits.shape
     groups = n_group if topk_group < n_group and method != "greedy" else 1
     _check(logits, bias, n_group, top_k, method)
+    ways = 1 if expert_to_slot is None else _ways(expert_to_slot, experts)
     ids = torch.empty((count, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((count, top_k), dtype=torch.float32, device=logits.device)
     slots = torch.empty((count, top_k), dtype=torch.int32, device=logits.device)
@@ -180,9 +192,16 @@ def route(
         logits, logits.stride(0), bias if method == "noaux_tc" else None, expert_to_slot, counts, n_valid, ids, weights, slots, count,
         routed_scaling_factor, E=experts, TOKENS=config["tokens"], K=top_k,
         GROUPS=groups, PADDED=triton.next_power_of_2(groups), KEPT=topk_group, SIGMOID=scoring == "sigmoid", TWO_BEST=method == "noaux_tc",
-        NORM=norm_topk_prob, LIBDEVICE=not triton.knobs.runtime.interpret, num_warps=config["warps"],
+        NORM=norm_topk_prob, LIBDEVICE=not triton.knobs.runtime.interpret, WAYS=ways, num_warps=config["warps"],
     )  # fmt: skip
     return ids, weights, slots
+
+
+def _ways(expert_to_slot: torch.Tensor, experts: int) -> int:
+    shape = tuple(expert_to_slot.shape)
+    if shape[:1] != (experts,) or len(shape) > 2 or not expert_to_slot.is_contiguous() or not 1 <= expert_to_slot[0].numel() <= 1 << 15:
+        raise ValueError(f"expert_to_slot must be contiguous, [{experts}] or [{experts}, ways], 1 to 32768 ways; found {list(shape)}")
+    return expert_to_slot[0].numel()
 
 
 def _check(logits: torch.Tensor, bias: torch.Tensor | None, n_group: int, top_k: int, method: str) -> None:

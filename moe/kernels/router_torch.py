@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from ..router import limit_groups, stable_topk
+from ..ways import way_of_rows
 
 
 def route(
@@ -26,8 +27,9 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Experts of every token: ids int32 [T, k] ascending, weights fp32 [T, k], physical slots int32 [T, k].
 
-    logits fp32 [T, E]; bias fp32 [E] for ``noaux_tc``; ``expert_to_slot`` [E] (slots are ids without it); ``counts`` int64 [E] is
-    added to; rows from ``n_valid`` int32 [1] on are padding: ids and slots -1, weights 0, not counted.
+    logits fp32 [T, E]; bias fp32 [E] for ``noaux_tc``; ``expert_to_slot`` [E] or [E, W] (slots are ids without it): of W ways
+    each row takes the one of ``way_of_rows``; ``counts`` int64 [E] is added to; rows from ``n_valid`` int32 [1] on are padding:
+    ids and slots -1, weights 0, not counted.
     """
     tokens, experts = logits.shape
     scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
@@ -36,7 +38,10 @@ def route(
     if norm_topk_prob:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     weights = weights * routed_scaling_factor
-    slots = ids if expert_to_slot is None else expert_to_slot.long()[ids]
+    slots = ids
+    if expert_to_slot is not None:
+        table = expert_to_slot.view(experts, -1).long()
+        slots = table[ids, way_of_rows(tokens, table.shape[1], ids.device)[:, None]]
     if n_valid is not None:
         padding = torch.arange(tokens, device=logits.device)[:, None] >= n_valid
         ids, slots = ids.masked_fill(padding, -1), slots.masked_fill(padding, -1)

@@ -21,7 +21,7 @@ def test_json_report(capsys):
     assert found["devices"][0]["device"] == "cpu" and found["devices"][0]["cores"] >= 1 and found["devices"][0]["memory"] > 2**20
     assert len(found["devices"]) == 1 + torch.cuda.device_count()
     kinds = {row["kind"] for row in found["backends"]}
-    assert kinds == {"device", "collectives", "comm", "attention", "moe", "fp8 gemm"}
+    assert kinds == {"device", "collectives", "comm", "attention", "moe", "fp8 gemm", "experts"}
     assert all(row["reason"] for row in found["backends"])
     usable = {(row["kind"], row["name"]) for row in found["backends"] if row["usable"]}
     assert {("device", "cpu"), ("attention", "torch"), ("fp8 gemm", "dequantise"), ("comm", "torch"), ("comm", "torch_node")} <= usable

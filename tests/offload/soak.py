@@ -116,13 +116,13 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def soak(seconds: float, policy: str, seed: int = 0, *, phase: float = 20.0, log: bool = False) -> dict[str, float]:
-    """Run for ``seconds``, in phases. AssertionError: see ``Soak``."""
+def soak(seconds: float, policy: str, seed: int = 0, *, phase: float = 20.0, least_steps: int = 0, log: bool = False) -> dict[str, float]:
+    """Run for ``seconds`` and ``least_steps``, in phases. AssertionError: see ``Soak``."""
     with make(policy, seed=seed, max_total_tokens=POOL) as llm:
         run = Soak(llm, seed)
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            run.phase(min(phase, left))
+        while (left := end - time.monotonic()) > 0 or run.live.steps < least_steps:
+            run.phase(min(phase, left) if left > 0 else phase)
             if log:
                 report = run.report()
                 print(json.dumps({"left s": round(end - time.monotonic()), **report, "resident MiB": run.held[-1][0] >> 20}), flush=True)

@@ -24,26 +24,26 @@ _V3: dict[str, Any] = {
 
 def cases() -> list[Case]:
     """A decode batch and a prefill chunk."""
-    return [_case(64, Target(us=8.0)), _case(5000, Target(us=32.0))]
+    return [_case(64, Target(us=8.0)), _case(5000, Target(us=32.0)), _case(5000, Target(us=32.0), ways=64)]
 
 
-def _case(tokens: int, target: Target) -> Case:
+def _case(tokens: int, target: Target, ways: int = 1) -> Case:
     return Case(
         op="router",
-        name=f"router {tokens} x {_E}",
-        params={"tokens": tokens, "experts": _E},
-        build=lambda: _build(tokens),
+        name=f"router {tokens} x {_E}" + (f", {ways} ways" if ways > 1 else ""),
+        params={"tokens": tokens, "experts": _E} | ({"ways": ways} if ways > 1 else {}),
+        build=lambda: _build(tokens, ways),
         n_bytes=tokens * (4.0 * _E + 12 * _V3["top_k"]),
         target=target,
         tune_shape={"tokens": tokens, "experts": _E},
     )
 
 
-def _build(tokens: int) -> Runs:
+def _build(tokens: int, ways: int) -> Runs:
     from ....moe.kernels import router, router_torch
 
     logits, bias = torch.randn(tokens, _E, device="cuda"), torch.randn(_E, device="cuda") * 0.1
-    mapping = torch.randperm(_E, device="cuda").int()
+    mapping = torch.randperm(_E * ways, device="cuda").int().view(_E, ways)
     counts, n_valid = torch.zeros(_E, dtype=torch.int64, device="cuda"), torch.tensor([tokens], dtype=torch.int32, device="cuda")
     given: dict[str, Any] = {**_V3, "expert_to_slot": mapping, "counts": counts, "n_valid": n_valid}
 

@@ -24,13 +24,14 @@ REST = {"norm_topk_prob": True, "routed_scaling_factor": 2.5}
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_equals_the_plain_version(name, tied):
+@pytest.mark.parametrize("ways", [1, 64])
+def test_equals_the_plain_version(name, tied, ways):
     experts, settings = SETTINGS[name]
     generator = torch.Generator(device=DEVICE).manual_seed(experts)
     logits = torch.randn(1111, experts, device=DEVICE, generator=generator)
     logits = logits.round() if tied else logits
     bias = torch.randn(experts, device=DEVICE, generator=generator) * (0.0 if tied else 0.2)
-    mapping = torch.randperm(experts, device=DEVICE, generator=generator).int()
+    mapping = torch.randperm(experts * ways, device=DEVICE, generator=generator).int().view(experts, ways)
     counts = [torch.full((experts,), 5, dtype=torch.int64, device=DEVICE) for _ in range(2)]
     n_valid = torch.tensor([1000], dtype=torch.int32, device=DEVICE)
     if settings["scoring"] == "softmax" and not tied:

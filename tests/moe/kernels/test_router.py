@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from rorqual.moe.config import MoEConfig  # noqa: E402
 from rorqual.moe.kernels import router, router_torch  # noqa: E402
 from rorqual.moe.router import Router  # noqa: E402
+from rorqual.moe.ways import way_of_rows  # noqa: E402
 from tests.kernels.interpreter import repair  # noqa: E402
 from tests.kernels.offline import SMEM_LIMIT, Spec, compile_reports  # noqa: E402
 
@@ -44,11 +45,13 @@ def ties(tokens: int, experts: int) -> torch.Tensor:
 @pytest.mark.parametrize(("experts", "settings"), SETTINGS)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
-def test_equals_the_plain_version(experts, settings, tied, norm):
+@pytest.mark.parametrize("ways", [None, 5])
+def test_equals_the_plain_version(experts, settings, tied, norm, ways):
     torch.manual_seed(experts)
     logits = ties(11, experts) if tied else torch.randn(11, experts)
     bias = torch.randint(-2, 2, (experts,)).float() if tied else torch.randn(experts) - 1.0
-    mapping = torch.randperm(experts).to(torch.int32 if norm else torch.int64)
+    mapping = torch.randperm(experts * (ways or 1)).to(torch.int32 if norm else torch.int64)
+    mapping = mapping if ways is None else mapping.view(experts, ways)
     rest = {
         "norm_topk_prob": norm,
         "routed_scaling_factor": 1.5,
@@ -60,6 +63,10 @@ def test_equals_the_plain_version(experts, settings, tied, norm):
     wanted = router_torch.route(logits, bias, **settings, **rest, counts=counts[1])
     same(got, wanted)
     assert torch.equal(*counts)
+    if ways is not None:
+        way = way_of_rows(9, ways, "cpu")
+        assert got[2][:9].tolist() == [[mapping[e, way[t]].item() for e in row] for t, row in enumerate(got[0][:9].tolist())]
+        assert len(set(way.tolist())) == ways
     assert (got[0][9:] == -1).all() and (got[2][9:] == -1).all() and not got[1][9:].any()
 
 
@@ -113,6 +120,8 @@ def test_refuses_what_it_cannot_do():
         router.route(torch.zeros(1, 32).half(), torch.zeros(32), **V3, **REST)
     with pytest.raises(ValueError, match="512"):
         router.route(torch.zeros(1, 1024), torch.zeros(1024), **V3, **REST)
+    with pytest.raises(ValueError, match=r"must be contiguous, \[32\] or \[32, ways\]"):
+        router.route(torch.zeros(1, 32), torch.zeros(32), **V3, **REST, expert_to_slot=torch.zeros(4, 32, dtype=torch.int32).T)
 
 
 def test_compiles_without_spills():
@@ -123,11 +132,11 @@ def test_compiles_without_spills():
         Spec(
             fn="rorqual.moe.kernels.router:route_kernel",
             signature=signature,
-            constexprs={**fixed, "E": experts, "TOKENS": 1},
+            constexprs={**fixed, "E": experts, "TOKENS": 1, "WAYS": ways},
             aligned=tuple(n for n in signature if n not in ("n_tokens", "factor")),
             options={"num_warps": 1},
         )
-        for experts in (256, 512)
+        for experts, ways in ((256, 1), (512, 1), (512, 64))
     ]
     for report in compile_reports(specs):
         assert report.spill_bytes == 0

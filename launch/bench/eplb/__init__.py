@@ -1,0 +1,1 @@
+"""Planners of expert placement against DeepSeek's EPLB and against bounds; needs no GPU."""

@@ -1,0 +1,28 @@
+"""Measures of balance as a table: every published one, under the name that its engine gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...moe.eplb.metrics import Balance
+from ..console import table
+
+#: field of Balance -> how a table calls it
+MEASURES = {
+    "imbalance": "max/mean",
+    "worst": "worst",
+    "mean_over_max": "mean/max (SGLang)",
+    "means_over_maxima": "means/maxima (vLLM)",
+    "excess": "(max-mean)/mean (TRT-LLM)",
+    "cv": "CV",
+    "gini": "Gini",
+    "jain": "Jain",
+}
+
+
+def balance_table(rows: Mapping[str, Balance], first: str = "loads of") -> str:
+    """One row for each of several balances."""
+    return table(
+        [first, *MEASURES.values()],
+        [[name, *(f"{getattr(found, field):.4f}" for field in MEASURES)] for name, found in rows.items()],
+    )

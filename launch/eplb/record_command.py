@@ -1,0 +1,66 @@
+"""``eplb record``: run a model on prompts and write what its router chose, step by step. Every rank runs it; rank 0 writes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from ...engine.config import EngineConfig
+from ..errors import rank
+from ..flags import Parser, add_options, add_spellings, chosen
+from ..generate import model_of
+from ..prompts import engine_prompts, gather_prompts
+from ..sampling_flags import add_sampling, sampling_params
+from ..session import open_llm
+from .analyze_command import trace_text
+from .files import check_out, load_of
+
+#: settings that this command makes itself
+_OURS = ("expert_distribution_dump",)
+_MANY = 1_000_000  # steps that are kept unless the buffer is set
+
+
+def add_parser(parser: Parser) -> None:
+    """Flags of the command."""
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny'. (default: tiny)")
+    group = parser.add_argument_group("prompts and output")
+    group.add_argument("--out", required=True, metavar="FILE", help="Where to write: .parquet, .jsonl, .npz, or .pt as SGLang dumps.")
+    group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
+    group.add_argument(
+        "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
+    )
+    group.add_argument("--chat", action="store_true", help="Treat every plain prompt as what a user says in a conversation.")
+    group.add_argument("--repeat", type=int, default=1, metavar="N", help="Run the prompts so many times. (default: 1)")
+    add_sampling(parser)
+    add_options(parser, EngineConfig, skip=_OURS)
+    add_spellings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the model and write the load; the exit code."""
+    if args.model_name is None and getattr(args, "model", None) is None:
+        args.model_name = "tiny"
+    model = model_of(args)
+    if args.repeat < 1:
+        raise ValueError(f"--repeat must be 1 or more, found {args.repeat}")
+    params = sampling_params(args)
+    if rank() == 0:
+        check_out(args.out, what="load")
+    items = gather_prompts(args.prompt, args.prompts_file, chat=args.chat, model=model) * args.repeat
+    with open_llm(model, _settings(args)) as llm:
+        start = time.monotonic()
+        outputs = llm.generate(engine_prompts(llm, items), params)
+        seconds = time.monotonic() - start
+        speaks = llm.is_rank0
+    if speaks:  # the dump is written when the engine closes
+        trace = load_of([args.out])
+        print(f"{len(outputs)} requests in {seconds:.1f} s; wrote {args.out}: {trace_text(trace)}")
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of the engine: those of the flags, and that it records."""
+    given = chosen(args, EngineConfig, skip=("model",))
+    recording = {"expert_distribution_recorder_mode": "stat", "expert_distribution_recorder_buffer_size": _MANY}
+    return {"disable_log_stats": True} | recording | given | {"expert_distribution_dump": args.out}

@@ -1,0 +1,1 @@
+"""One HTML page about a load and a plan for it."""
