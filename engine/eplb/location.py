@@ -121,7 +121,7 @@ def _from_file(where: str, model: ModelConfig, n_ranks: int, slots: int) -> Ints
                 f"use --num-redundant-experts {rows.shape[1] - experts}, or make a map of {slots}"
             )
         return rows
-    from ...moe.eplb.static import plan_static
+    from ...moe.eplb.planner.static import plan_static
 
     trace = read_load(where)
     load = _rows(trace.total, trace.layer_ids, layers, model, name)

@@ -28,7 +28,7 @@ def add_parser(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan for each number of slots and print; the exit code."""
-    from ...moe.eplb.advise import advise
+    from ...moe.eplb.replan.advise import advise
 
     trace = load_of(args.load)
     ranks = args.ranks if args.ranks is not None else trace.n_ranks

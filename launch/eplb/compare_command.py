@@ -29,9 +29,9 @@ def add_parser(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print; the exit code."""
-    from ...moe.eplb.coverage import losses
     from ...moe.eplb.metrics import balance
     from ...moe.eplb.plan import rank_loads
+    from ...moe.eplb.replan.coverage import losses
     from ...moe.eplb.validate import validate
 
     trace = load_of([args.load])

@@ -102,7 +102,7 @@ def _filled(args: argparse.Namespace, made: Plan, load: Floats, steps: float, be
     if ours or not empty:
         return made
     from ...moe.eplb.assess import assess
-    from ...moe.eplb.fill import fill
+    from ...moe.eplb.planner.fill import fill
 
     cost = cost_of(args)
     left = None if args.budget is None else max(0, parse_bytes(args.budget) // cost.expert_bytes - int(made.moved.sum()))

@@ -10,8 +10,8 @@ from .assess import assess
 from .cost import CostModel
 from .metrics import Balance, balance, imbalance
 from .plan import Floats, rank_loads
+from .planner.static import plan_static
 from .simulation.step import in_order
-from .static import plan_static
 from .topology import Ints, Topology
 from .trace import PHASES, LoadTrace
 

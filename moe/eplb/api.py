@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from .assess import assess, imbalance
-from .bounds import bounds
 from .cost import CostModel
-from .coverage import can_cover, groups_of, mend
-from .decide import Decision, decide
-from .incremental import search
-from .incremental_state import Bools, holdings
-from .locality import plan_local
-from .objective import Objective
+from .locality.routing import Routing
+from .locality.soft import plan_local
 from .plan import Floats, Plan, rank_loads
-from .routing import Routing
-from .seats import Seats
-from .slack import plan_slack
-from .static import check_room, checked_load, keep_slots, plan_static
+from .planner.bounds import bounds
+from .planner.objective import Objective
+from .planner.seats import Seats
+from .planner.slack import plan_slack
+from .planner.static import check_room, checked_load, keep_slots, plan_static
+from .replan.coverage import can_cover, groups_of, mend
+from .replan.decide import Decision, decide
+from .replan.incremental import search
+from .replan.state import Bools, holdings
 from .topology import Ints, Topology
 from .validate import validate
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bounds import Bounds, bounds
 from .cost import CostModel
-from .objective import step_seconds
 from .plan import Floats, Plan, rank_loads
+from .planner.bounds import Bounds, bounds
+from .planner.objective import step_seconds
 from .topology import Ints, Topology
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .static import plan_static
+from .planner.static import plan_static
 from .topology import Ints, Topology
 
 

@@ -9,17 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .advise import advise
     from .analysis import analyze
     from .api import make_plan
     from .assess import assess
     from .choice.water import water_fill
-    from .coactivation import coactivation
     from .cost import CostModel
-    from .coverage import losses
     from .explain import explain
-    from .fan_out import choose_even, fan_out
-    from .fill import fill
     from .formats import FORMATS, ExpertMap, problems, read_load, read_map, sniff, write_load, write_map
     from .live.balancer import LiveBalancer
     from .live.config import LiveConfig
@@ -30,24 +25,29 @@ if TYPE_CHECKING:
     from .load.recorder import LoadRecorder
     from .load.synth import synth
     from .load.synth_config import SynthConfig
-    from .locality import plan_local
+    from .locality.coactivation import coactivation
+    from .locality.fan_out import choose_even, fan_out
+    from .locality.near_plan import plan_near
+    from .locality.pareto import pareto
+    from .locality.routing import Gate, Routing, fit_router, make_router
+    from .locality.soft import plan_local
     from .metrics import balance
-    from .near_plan import plan_near
-    from .pareto import pareto
     from .plan import Plan, rank_loads, replica_counts
+    from .planner.fill import fill
+    from .planner.slack import plan_slack
+    from .planner.static import plan_static
     from .rebalance_experts import rebalance_experts
-    from .recovery import recover
+    from .replan.advise import advise
+    from .replan.coverage import losses
+    from .replan.recovery import recover
+    from .replan.tradeoff import tradeoff
     from .report.gather import gather
     from .report.page import write_report
-    from .routing import Gate, Routing, fit_router, make_router
     from .simulation.published import published_plan
     from .simulation.replay import simulate
     from .simulation.rules import POLICIES, Rules
-    from .slack import plan_slack
-    from .static import plan_static
     from .topology import Topology
     from .trace import LoadTrace
-    from .tradeoff import tradeoff
     from .validate import validate
 
 __all__ = [
@@ -119,45 +119,45 @@ _HOMES = {
     "SynthConfig": "load.synth_config",
     "Topology": "topology",
     "Ewma": "load.ewma",
-    "Gate": "routing",
+    "Gate": "locality.routing",
     "LiveBalancer": "live.balancer",
     "LiveConfig": "live.config",
     "LoadRecorder": "load.recorder",
-    "Routing": "routing",
-    "advise": "advise",
+    "Routing": "locality.routing",
+    "advise": "replan.advise",
     "analyze": "analysis",
     "assess": "assess",
     "balance": "metrics",
-    "choose_even": "fan_out",
-    "coactivation": "coactivation",
+    "choose_even": "locality.fan_out",
+    "coactivation": "locality.coactivation",
     "diagnose": "load.diagnosis",
     "explain": "explain",
-    "fan_out": "fan_out",
-    "fit_router": "routing",
-    "fill": "fill",
+    "fan_out": "locality.fan_out",
+    "fit_router": "locality.routing",
+    "fill": "planner.fill",
     "gather": "report.gather",
     "hash_trace": "load.hash_routed",
-    "losses": "coverage",
-    "make_router": "routing",
-    "pareto": "pareto",
+    "losses": "replan.coverage",
+    "make_router": "locality.routing",
+    "pareto": "locality.pareto",
     "persistence": "load.persistence",
-    "plan_local": "locality",
-    "plan_near": "near_plan",
-    "plan_slack": "slack",
+    "plan_local": "locality.soft",
+    "plan_near": "locality.near_plan",
+    "plan_slack": "planner.slack",
     "make_plan": "api",
-    "plan_static": "static",
+    "plan_static": "planner.static",
     "problems": "formats",
     "published_plan": "simulation.published",
     "rank_loads": "plan",
     "read_load": "formats",
     "read_map": "formats",
     "rebalance_experts": "rebalance_experts",
-    "recover": "recovery",
+    "recover": "replan.recovery",
     "replica_counts": "plan",
     "simulate": "simulation.replay",
     "sniff": "formats",
     "synth": "load.synth",
-    "tradeoff": "tradeoff",
+    "tradeoff": "replan.tradeoff",
     "validate": "validate",
     "water_fill": "choice.water",
     "write_load": "formats",

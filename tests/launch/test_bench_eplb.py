@@ -10,8 +10,8 @@ from rorqual.launch.bench.eplb.command import LP_BOUNDS
 from rorqual.launch.bench.eplb.partner_lp import partner_bound
 from rorqual.launch.bench.eplb.static_rows import machine_rows, small_rows
 from rorqual.launch.cli import main
-from rorqual.moe.eplb.bounds import bound
-from rorqual.moe.eplb.static import plan_static
+from rorqual.moe.eplb.planner.bounds import bound
+from rorqual.moe.eplb.planner.static import plan_static
 
 
 def test_load_has_the_published_skew() -> None:

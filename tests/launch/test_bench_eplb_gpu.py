@@ -10,7 +10,7 @@ from rorqual.launch.bench.eplb_gpu.rank_lists import choose_slots, rank_lists
 from rorqual.launch.bench.eplb_gpu.replay import fitted_rows, host_timer, place, replay, rows_of, runner
 from rorqual.launch.bench.eplb_gpu.slots import expert_state, sources
 from rorqual.launch.cli import main
-from rorqual.moe.eplb.routing import Gate, make_router
+from rorqual.moe.eplb.locality.soft.routing import Gate, make_router
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.kernels.fused_experts_torch import ExpertWeights
 from rorqual.moe.ops import MoEOps

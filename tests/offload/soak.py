@@ -44,15 +44,15 @@ class Soak:
         }
         self.held: list[tuple[int, int, int]] = []  # resident bytes, threads and open files after each phase
 
-    def phase(self, seconds: float) -> None:
-        """Requests for so long, then their end.
+    def phase(self, seconds: float, steps: int = 0) -> None:
+        """Requests for so long and so many steps, then their end.
 
         Raises:
             AssertionError: a wrong token, a leak, a row that was never written, or a request that does not end.
         """
         live, rng, totals = self.live, self.rng, self.totals
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        end, last = time.monotonic() + seconds, live.steps + steps
+        while time.monotonic() < end or live.steps < last:
             while live.demand < OVER * self.pool_tokens:
                 place = rng.randrange(len(PROMPTS))
                 live.add(place, PROMPTS[place], params(), rng.randrange(3))
@@ -116,17 +116,25 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def soak(seconds: float, policy: str, seed: int = 0, *, phase: float = 20.0, least_steps: int = 0, log: bool = False) -> dict[str, float]:
-    """Run for ``seconds`` and ``least_steps``, in phases. AssertionError: see ``Soak``."""
+def soak(seconds: float, policy: str, seed: int = 0, *, phase: float = 20.0, log: bool = False) -> dict[str, float]:
+    """Run for ``seconds``, in phases. AssertionError: see ``Soak``."""
     with make(policy, seed=seed, max_total_tokens=POOL) as llm:
         run = Soak(llm, seed)
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 or run.live.steps < least_steps:
-            run.phase(min(phase, left) if left > 0 else phase)
+        while (left := end - time.monotonic()) > 0:
+            run.phase(min(phase, left))
             if log:
                 report = run.report()
                 print(json.dumps({"left s": round(end - time.monotonic()), **report, "resident MiB": run.held[-1][0] >> 20}), flush=True)
         return run.report()
+
+
+def count_steps(phases: int, steps: int, policy: str, seed: int = 0) -> None:
+    """``phases`` of so many steps each: how fast the machine is changes nothing. AssertionError: see ``Soak``."""
+    with make(policy, seed=seed, max_total_tokens=POOL) as llm:
+        run = Soak(llm, seed)
+        for _ in range(phases):
+            run.phase(0.0, steps)
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from ....moe.eplb.choice.deal import deal_ways
 from ....moe.eplb.choice.water import WaterFill
 from ....moe.eplb.plan import Floats, rank_loads
-from ....moe.eplb.slack import plan_slack
-from ....moe.eplb.static import plan_static
+from ....moe.eplb.planner.slack import plan_slack
+from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
 from ..results import Row
 from .cases import EXPERTS, LAYERS, skewed_load

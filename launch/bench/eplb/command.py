@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ....moe.eplb.plan import Floats
-from ....moe.eplb.static import plan_static
+from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Topology
 from ...flags import Parser
 from ...generate import check_writable

@@ -11,13 +11,13 @@ import numpy as np
 
 from ....moe.eplb.assess import imbalance
 from ....moe.eplb.choice.water import WaterFill
-from ....moe.eplb.fan_out import FanOut, choose_even, fan_out
-from ....moe.eplb.locality import plan_local
-from ....moe.eplb.near_plan import plan_near
+from ....moe.eplb.locality.fan_out import FanOut, choose_even, fan_out
+from ....moe.eplb.locality.near_plan import plan_near
+from ....moe.eplb.locality.routing import Routing, make_router
+from ....moe.eplb.locality.soft import plan_local
 from ....moe.eplb.plan import Floats, rank_loads
-from ....moe.eplb.routing import Routing, make_router
-from ....moe.eplb.slack import plan_slack
-from ....moe.eplb.static import plan_static
+from ....moe.eplb.planner.slack import plan_slack
+from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
 from ....moe.eplb.validate import validate
 from ..results import Row

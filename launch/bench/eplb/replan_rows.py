@@ -8,10 +8,10 @@ import numpy as np
 
 from ....moe.eplb.api import make_plan
 from ....moe.eplb.assess import arrivals, imbalance
-from ....moe.eplb.coverage import losses
 from ....moe.eplb.plan import Floats, rank_loads
-from ....moe.eplb.recovery import recover
-from ....moe.eplb.static import plan_static
+from ....moe.eplb.planner.static import plan_static
+from ....moe.eplb.replan.coverage import losses
+from ....moe.eplb.replan.recovery import recover
 from ....moe.eplb.topology import Ints, Topology
 from ....moe.eplb.validate import validate
 from ..results import Row

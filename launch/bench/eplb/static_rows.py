@@ -10,7 +10,7 @@ import numpy as np
 
 from ....moe.eplb.assess import imbalance
 from ....moe.eplb.plan import Floats, Plan, rank_loads
-from ....moe.eplb.static import plan_static
+from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
 from ....moe.eplb.validate import count_duplicates, validate
 from ..results import Row

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ....moe.eplb.routing import Gate, make_router
+from ....moe.eplb.locality.routing import Gate, make_router
 from ....moe.eplb.topology import Topology
 from ....moe.kernels.fused_experts_torch import ExpertWeights
 from ....moe.ops import MoEOps

@@ -12,10 +12,10 @@ import torch
 
 from ....moe.eplb.api import make_plan
 from ....moe.eplb.choice.water import water_fill
+from ....moe.eplb.locality.routing import Routing
 from ....moe.eplb.plan import Floats
-from ....moe.eplb.routing import Routing
+from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.simulation.published import published_plan
-from ....moe.eplb.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
 from ..results import Row
 from .rank_lists import RankList, choose_slots, rank_lists

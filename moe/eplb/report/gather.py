@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..advise import Option, advise
 from ..analysis import Analysis, analyze, halves
 from ..api import make_plan
 from ..assess import assess
 from ..cost import CostModel
-from ..coverage import Losses, losses
 from ..metrics import Balance, balance
 from ..plan import Floats, Plan, rank_loads
+from ..replan.advise import Option, advise
+from ..replan.coverage import Losses, losses
+from ..replan.tradeoff import tradeoff
 from ..simulation.outcome import Outcome
 from ..simulation.published import published_plan
 from ..simulation.replay import floor, simulate
@@ -22,7 +23,6 @@ from ..simulation.rules import POLICIES, Rules
 from ..simulation.step import in_order
 from ..topology import Ints, Topology
 from ..trace import LoadTrace
-from ..tradeoff import tradeoff
 
 _POINTS = 14  # of the curve of bytes against balance
 _FINE = 1.0005  # target of its last point: as even as can be

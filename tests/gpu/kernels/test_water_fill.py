@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from rorqual.moe.eplb.choice.water import WaterFill  # noqa: E402
 from rorqual.moe.eplb.plan import rank_loads  # noqa: E402
-from rorqual.moe.eplb.static import plan_static  # noqa: E402
+from rorqual.moe.eplb.planner.static import plan_static  # noqa: E402
 from rorqual.moe.eplb.topology import Topology  # noqa: E402
 from rorqual.moe.kernels import water_fill, water_fill_torch  # noqa: E402
 from rorqual.moe.kernels.water_fill_torch import DeviceSeats  # noqa: E402

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rorqual.moe.eplb.explain import explain, node_loads, rank_table
-from rorqual.moe.eplb.static import plan_static
+from rorqual.moe.eplb.planner.static import plan_static
 from rorqual.moe.eplb.topology import Topology
 from tests.moe.eplb.reference_eplb import README
 

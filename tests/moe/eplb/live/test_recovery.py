@@ -12,7 +12,7 @@ import pytest
 from rorqual.moe.eplb.live.agreement import Table
 from rorqual.moe.eplb.live.decision import Decision, Status, Verdict, Vote, decide
 from rorqual.moe.eplb.live.recovery import Recovery, RecoveryError, RecoveryReport, Replan, keep_and_fill
-from rorqual.moe.eplb.recovery import recover as planned
+from rorqual.moe.eplb.replan.recovery import recover as planned
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.eplb.validate import validate
 from tests.moe.eplb.live.placements import random_placement

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 from rorqual.moe.eplb.assess import imbalance
-from rorqual.moe.eplb.communities import communities
-from rorqual.moe.eplb.fan_out import choose_even, fan_out
-from rorqual.moe.eplb.homes import Choices, Homes
-from rorqual.moe.eplb.locality import plan_local
-from rorqual.moe.eplb.pareto import pareto
+from rorqual.moe.eplb.locality.soft.communities import communities
+from rorqual.moe.eplb.locality.soft.fan_out import choose_even, fan_out
+from rorqual.moe.eplb.locality.soft.homes import Choices, Homes
+from rorqual.moe.eplb.locality.soft.pareto import pareto
+from rorqual.moe.eplb.locality.soft.routing import Gate, Routing, make_router
+from rorqual.moe.eplb.locality.soft.settle import Rooms, settle
+from rorqual.moe.eplb.locality.soft.soft import plan_local
 from rorqual.moe.eplb.plan import rank_loads
-from rorqual.moe.eplb.routing import Gate, Routing, make_router
-from rorqual.moe.eplb.settle import Rooms, settle
-from rorqual.moe.eplb.static import plan_static
+from rorqual.moe.eplb.planner.static import plan_static
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.eplb.validate import validate
 from tests.moe.eplb.reference_eplb import eplb

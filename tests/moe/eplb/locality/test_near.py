@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from rorqual.moe.eplb.assess import imbalance
-from rorqual.moe.eplb.coactivation import _pairs, coactivation, gather
-from rorqual.moe.eplb.fan_out import choose_even, fan_out, replica_table, sources
-from rorqual.moe.eplb.near import NearChoice, slot_loads
-from rorqual.moe.eplb.near_plan import plan_near
-from rorqual.moe.eplb.near_torch import NearTables
+from rorqual.moe.eplb.locality.soft.coactivation import _pairs, coactivation, gather
+from rorqual.moe.eplb.locality.soft.fan_out import choose_even, fan_out, replica_table, sources
+from rorqual.moe.eplb.locality.soft.near import NearChoice, slot_loads
+from rorqual.moe.eplb.locality.soft.near_plan import plan_near
+from rorqual.moe.eplb.locality.soft.near_torch import NearTables
+from rorqual.moe.eplb.locality.soft.routing import Gate, Routing, count, make_router
 from rorqual.moe.eplb.plan import rank_loads, replica_counts
-from rorqual.moe.eplb.routing import Gate, Routing, count, make_router
-from rorqual.moe.eplb.static import plan_static
+from rorqual.moe.eplb.planner.static import plan_static
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.eplb.validate import validate
 

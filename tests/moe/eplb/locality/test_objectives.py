@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from rorqual.moe.eplb.api import make_plan
-from rorqual.moe.eplb.coverage import losses
-from rorqual.moe.eplb.locality import plan_local
-from rorqual.moe.eplb.routing import Gate, make_router
-from rorqual.moe.eplb.slack import plan_slack
+from rorqual.moe.eplb.locality.soft.routing import Gate, make_router
+from rorqual.moe.eplb.locality.soft.soft import plan_local
+from rorqual.moe.eplb.planner.slack import plan_slack
+from rorqual.moe.eplb.replan.coverage import losses
 from rorqual.moe.eplb.topology import Topology
 
 GATE = Gate(n_experts=32, top_k=4, n_groups=8, topk_groups=4)

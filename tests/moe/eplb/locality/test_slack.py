@@ -7,8 +7,8 @@ from rorqual.moe.eplb.assess import imbalance
 from rorqual.moe.eplb.choice.water import water_fill
 from rorqual.moe.eplb.load.synth import popularity
 from rorqual.moe.eplb.plan import rank_loads, replica_counts
-from rorqual.moe.eplb.slack import Graph, plan_slack
-from rorqual.moe.eplb.static import plan_static
+from rorqual.moe.eplb.planner.slack import Graph, plan_slack
+from rorqual.moe.eplb.planner.static import plan_static
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.eplb.validate import validate
 from tests.moe.eplb.choice.linear import least_level

@@ -1,0 +1,1 @@
+"""Plans that look at where tokens travel: nodes and ranks they touch, experts chosen together."""
