@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import numpy as np
 import pytest
 import torch
 
+from rorqual.launch.bench.eplb_gpu.command import _numbers
 from rorqual.launch.bench.eplb_gpu.rank_lists import choose_slots, rank_lists
-from rorqual.launch.bench.eplb_gpu.replay import fitted_rows, host_timer, place, replay, rows_of, runner
+from rorqual.launch.bench.eplb_gpu.replay import POLICIES, Replayed, fitted_rows, host_timer, place, replay, rows_of, runner
 from rorqual.launch.bench.eplb_gpu.slots import expert_state, sources
 from rorqual.launch.cli import main
-from rorqual.moe.eplb.locality.soft.routing import Gate, make_router
+from rorqual.moe.eplb.locality.routing import Gate, make_router
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.kernels.fused_experts_torch import ExpertWeights
 from rorqual.moe.ops import MoEOps
@@ -79,3 +83,43 @@ def test_refusals(capsys):
     assert "needs a CUDA device" in capsys.readouterr().err
     assert main(["bench", "eplb-gpu", "--device", "cpu", "--hidden", "100"]) != 0
     assert "multiples of 128" in capsys.readouterr().err
+    assert main(["bench", "eplb-gpu", "--device", "cpu", "--only", "slots"]) != 0
+    assert "--only slots needs a CUDA device" in capsys.readouterr().err
+    assert main(["bench", "eplb-gpu", "--device", "cpu", "--ranks", "0"]) != 0
+    assert "--ranks must be at least 1, found 0" in capsys.readouterr().err
+    assert main(["bench", "eplb-gpu", "--device", "cpu", "--prefill-tokens", "0", "--decode-tokens", "0"]) != 0
+    assert "leave nothing to replay" in capsys.readouterr().err
+
+
+def test_slots_to_permute_are_numbers():
+    assert _numbers("9, 36") == [9, 36]
+    for text in ("9,,3", "x", "1", "-4"):
+        with pytest.raises(ValueError, match="--permuted must be numbers of slots"):
+            _numbers(text)
+
+
+def test_what_takes_no_longer_has_no_row():
+    """More activated experts that take less time are noise; ranks without tokens have no part in a fit."""
+    entry = Replayed(
+        policy="plan", layer=0, tokens=np.array([10.0, 20.0, 30.0, 0.0]), activated=np.array([3.0, 2.0, 1.0, 0.0]),
+        us=np.array([25.0, 45.0, 65.0, 0.0]),
+    )  # fmt: skip
+    rows = {row.name: row for row in fitted_rows("made", [entry], {})}
+    assert set(rows) == {"time of a token, made"}
+    assert rows["time of a token, made"].value == pytest.approx(2000.0)
+    assert rows["time of a token, made"].params["fixed_us"] == pytest.approx(5.0)
+
+
+def test_the_command_ends_on_a_cpu(tmp_path, capsys):
+    """From end to end with what it takes when nothing is given: every policy in both kinds of steps, and a file of it."""
+    place = tmp_path / "rows.json"
+    began = time.process_time()
+    assert main(["bench", "eplb-gpu", "--device", "cpu", "--output-json", str(place)]) == 0
+    assert time.process_time() - began < 60.0
+    rows = json.loads(place.read_text(encoding="utf-8"))["rows"]
+    slowest = {row["name"]: row for row in rows if row["name"].startswith("experts of the slowest rank")}
+    assert set(slowest) == {f"experts of the slowest rank, {step}, {policy}" for step in ("prefill", "decode") for policy in POLICIES}
+    assert all(row["value"] >= row["peers"]["mean rank"] > 0 for row in slowest.values())
+    assert slowest["experts of the slowest rank, prefill, in order"]["params"]["activated"] <= 8  # slots of a rank without replicas
+    assert all(row["value"] > 0 for row in rows)
+    assert "experts of the slowest rank, decode, activated" in capsys.readouterr().out

@@ -52,8 +52,7 @@ def _after(slots: Ints, load: Floats, topology: Topology, rank: int) -> tuple[Fl
     # of one more copy on this rank: every copy of the expert, on whatever rank, has a smaller part
     change = -on * (load / np.maximum(copies, 1) - load / (copies + 1))
     change[rank] += load / (copies + 1)
-    speed = np.ones(topology.n_ranks) if topology.speeds is None else np.array(topology.speeds)
-    after: Floats = ((rank_loads(slots[None], load[None], topology)[0][:, None] + change) / speed[:, None]).max(0)
+    after: Floats = ((rank_loads(slots[None], load[None], topology)[0][:, None] + change) / topology.speed[:, None]).max(0)
     return after, on[rank] > 0
 
 

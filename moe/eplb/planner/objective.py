@@ -42,9 +42,7 @@ class Objective:
 
     def mean(self, load: Floats, topology: Topology) -> Floats:
         """[layers] score that all usable ranks would have at best: one replica of each expert, shared out evenly."""
-        usable = np.ones(topology.n_ranks, dtype=bool)
-        usable[sorted(topology.failed)] = False
-        best: Floats = self.values(load, np.ones(())).sum(-1).max(0) / speeds(topology)[usable].sum()
+        best: Floats = self.values(load, np.ones(())).sum(-1).max(0) / topology.alive.sum()
         return best
 
     def scores(self, slot_to_expert: Ints, load: Floats, topology: Topology, split: Floats | None = None) -> Floats:
@@ -61,13 +59,8 @@ class Objective:
             each = np.where(slot_to_expert < 0, 0.0, values[:, np.arange(len(load))[:, None], slot_to_expert])
         else:
             each = self.values(split, np.ones(()))
-        found: Floats = np.add.reduceat(each, topology.first_slot[:-1], axis=-1).max(0) / speeds(topology)
+        found: Floats = np.add.reduceat(each, topology.first_slot[:-1], axis=-1).max(0) / topology.speed
         return found
-
-
-def speeds(topology: Topology) -> Floats:
-    """[ranks] speed of each rank, over its tokens and over its weights; only their ratios mean anything, except to ``step_seconds``."""
-    return np.ones(topology.n_ranks) if topology.speeds is None else np.asarray(topology.speeds, dtype=np.float64)
 
 
 def activation(tokens: Floats) -> Floats:
@@ -77,6 +70,9 @@ def activation(tokens: Floats) -> Floats:
 
 
 def step_seconds(slot_to_expert: Ints, load: Floats, topology: Topology, cost: CostModel, split: Floats | None = None) -> Floats:
-    """[layers] predicted seconds of each layer's experts in one step. Arguments as of ``Objective.scores``."""
+    """[layers] predicted seconds of each layer's experts in one step. Arguments as of ``Objective.scores``.
+
+    The cost model's prices are those of a rank of mean speed.
+    """
     slowest: Floats = Objective(kind="seconds", cost=cost).scores(slot_to_expert, load, topology, split).max(-1)
     return cost.fixed_seconds + slowest

@@ -35,6 +35,21 @@ def pack(load: Floats, counts: Ints, seats: Seats) -> Ints:
     return table
 
 
+def deal(load: Floats, counts: Ints, seats: Seats) -> Ints:
+    """As ``pack``, for ranks alike, and quicker: seat by seat. Good enough where seats are dealt anew afterwards.
+
+    Replicas of an expert lie next to each other, and no more of them than ranks: none meet as long as all seats go the same way.
+    """
+    each = load / np.maximum(counts, 1)
+    order = _heaviest_first(each, counts, seats.total).reshape(len(load), seats.open.shape[1], seats.n_rows)
+    back = order.copy()
+    back[:, 1:] = order[:, 1:, ::-1]
+    kinds = np.sort(back, axis=1)
+    twice = ((kinds[:, 1:] == kinds[:, :-1]) & (kinds[:, 1:] < seats.n_experts)).any((1, 2))
+    back[twice] = order[twice]
+    return np.ascontiguousarray(back.transpose(0, 2, 1))
+
+
 def _heaviest_first(each: Floats, counts: Ints, total: int) -> Ints:
     """[layers, total] expert of every replica, the heaviest first and replicas of one expert together; filled up with "empty"."""
     layers, experts = each.shape

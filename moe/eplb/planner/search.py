@@ -6,9 +6,9 @@ import numpy as np
 
 from ..plan import Floats, replica_counts
 from ..topology import Ints
-from .pack import pack
+from .pack import deal, pack
 from .seats import Seats
-from .swap import refine
+from .swap import dealt, refine
 
 _ROOM = 2048  # seats that are packed at a time: more than half of it, and nothing is searched
 _GENERATIONS = 4
@@ -18,7 +18,7 @@ _MOST_CHANGES = 5  # exchanges of replicas between what is known to be best and 
 
 def place(load: Floats, counts: Ints, seats: Seats, *, goal: Floats, rounds: int | None = None, effort: int = 1, seed: int = 0) -> Ints:
     """Replicas of each expert [layers, experts] -> table of seats [layers, rows, width], packed and refined."""
-    table = pack(load, counts, seats)
+    table = (deal if dealt(seats) else pack)(load, counts, seats)
     refine(table, load / np.maximum(placed(table, seats), 1), seats, goal=goal, rounds=rounds, effort=effort, seed=seed)
     return table
 

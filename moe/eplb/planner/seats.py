@@ -25,7 +25,7 @@ class Seats:
     @cached_property
     def ranks(self) -> Ints:
         """[rows] rank of each row."""
-        return np.flatnonzero(~np.isin(np.arange(self.topology.n_ranks), sorted(self.topology.failed))).astype(np.int64)
+        return np.flatnonzero(self.topology.alive).astype(np.int64)
 
     @cached_property
     def capacity(self) -> Ints:
@@ -40,10 +40,7 @@ class Seats:
     @cached_property
     def speed(self) -> Floats:
         """[rows] relative speed, 1 on average."""
-        speeds = self.topology.speeds
-        rows = np.ones(len(self.ranks)) if speeds is None else np.array(speeds, dtype=np.float64)[self.ranks]
-        relative: Floats = rows / rows.mean()
-        return relative
+        return self.topology.speed[self.ranks]
 
     @cached_property
     def same_speed(self) -> bool:

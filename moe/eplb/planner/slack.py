@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..assess import assess, imbalance
+from ..assess import assess
 from ..cost import CostModel
+from ..metrics import imbalance
 from ..plan import Floats, Plan, rank_loads, replica_counts
 from ..topology import Ints, Topology
 from .replicate import share_out

@@ -11,8 +11,10 @@ from .seats import Seats
 
 _PAIRED_ROUNDS = 4  # every rank takes part once, the slowest with the fastest
 _GROUP_ROUNDS = ((4, 12),)  # a part of the ranks, the slowest, each with the best of a few others; and for how many rounds
-_NARROW_GROUP_ROUNDS = ((4, 18),)  # where ranks have three seats: a swap has less to choose from
+_DEALS = 5  # with three seats of a rank a swap has little to choose from: seats are dealt anew in between, so often,
+_AFTER_A_DEAL = (4, 3)  # each time with so many rounds of groups and of the slowest rank alone
 _SINGLE_ROUNDS = 60  # the slowest rank with the best of all others
+_LAST_ROUNDS = 15  # the same, after deals
 _BARRED = 1e18  # times the largest replica stands for the load of one that may not be swapped
 
 
@@ -33,7 +35,9 @@ def refine(table: Ints, each: Floats, seats: Seats, *, goal: Floats, rounds: int
     work = Work(table=table, each=each, seats=seats)
     random = np.random.default_rng(seed)
     busy = work.above(np.arange(len(table)), goal)
-    for turn in range(_PAIRED_ROUNDS):
+    if dealt(seats):
+        busy = _deal_and_swap(work, busy, goal, effort, random)
+    for turn in range(0 if dealt(seats) else _PAIRED_ROUNDS):
         if len(busy):
             work.pair_up(busy, shift=turn)
         busy = work.above(busy, goal)
@@ -41,7 +45,29 @@ def refine(table: Ints, each: Floats, seats: Seats, *, goal: Floats, rounds: int
         if len(busy):
             work.relieve_many(busy, max(seats.n_rows // part, 1), random)
         busy = work.above(busy, goal)
-    for _ in range(_SINGLE_ROUNDS * effort if rounds is None else rounds):
+    _relieve_slowest(work, busy, goal, (_LAST_ROUNDS if dealt(seats) else _SINGLE_ROUNDS) * effort if rounds is None else rounds)
+
+
+def dealt(seats: Seats) -> bool:
+    """Whether ranks are alike and have three seats, so that seats are dealt anew between swaps."""
+    return seats.open.shape[1] == 3 and seats.same_speed and bool(seats.open.all()) and seats.n_rows >= 8
+
+
+def _deal_and_swap(work: Work, busy: Ints, goal: Floats, effort: int, random: np.random.Generator) -> Ints:
+    """Deals and swaps in turns; the layers that are still above the goal."""
+    groups, singles = _AFTER_A_DEAL
+    for _ in range(_DEALS * effort):
+        work.deal_anew(busy)
+        for _ in range(groups):
+            if len(busy):
+                work.relieve_many(busy, max(work.rows // _GROUP_ROUNDS[0][0], 1), random)
+        _relieve_slowest(work, busy, goal, singles)
+        busy = work.above(busy, goal)
+    return busy
+
+
+def _relieve_slowest(work: Work, busy: Ints, goal: Floats, rounds: int) -> None:
+    for _ in range(rounds):
         if not len(busy):
             return
         busy = work.above(busy[work.relieve(busy)], goal)
@@ -49,10 +75,9 @@ def refine(table: Ints, each: Floats, seats: Seats, *, goal: Floats, rounds: int
 
 def _parts(seats: Seats, effort: int) -> list[int]:
     """For each round with groups, which part of the ranks counts as slow. With two seats heavy with light is best already."""
-    width = seats.open.shape[1]
-    if seats.n_rows < 8 or width < 3:
+    if seats.n_rows < 8 or seats.open.shape[1] < 3 or dealt(seats):
         return []
-    return [part for part, rounds in (_GROUP_ROUNDS if width > 3 else _NARROW_GROUP_ROUNDS) for _ in range(rounds * effort)]
+    return [part for part, rounds in _GROUP_ROUNDS for _ in range(rounds * effort)]
 
 
 class Work:
@@ -79,6 +104,34 @@ class Work:
         loads = self.load.reshape(-1, self.rows)[layers]
         result: Floats = loads if self.speed is None else loads / self.seats.speed
         return result
+
+    def deal_anew(self, layers: Ints) -> None:
+        """Seat by seat of all ranks: the heaviest replica of that seat to the rank whose other seats carry least, and so on.
+
+        No other order of one seat's replicas has a lower highest load. Layers in which an expert would be twice on a rank are left.
+        """
+        if not len(layers):
+            return
+        shape = (len(layers), self.rows, self.width)
+        rows = (layers[:, None] * self.rows + np.arange(self.rows)).ravel()
+        table, value = self.table[rows].reshape(shape), self.value[rows].reshape(shape)
+        order = np.argsort(-value, axis=2)
+        table, value = np.take_along_axis(table, order, axis=2), np.take_along_axis(value, order, axis=2)
+        load = value.sum(2)
+        for seat in range(self.width - 1, -1, -1):
+            rest = load - value[:, :, seat]
+            poorest, lightest = np.argsort(-rest, axis=1), np.argsort(value[:, :, seat], axis=1)
+            for part in (table, value):
+                np.put_along_axis(part[:, :, seat], poorest, np.take_along_axis(part[:, :, seat], lightest, axis=1), axis=1)
+            load = rest + value[:, :, seat]
+        kinds = np.sort(table, axis=2)
+        twice = ((kinds[:, :, 1:] == kinds[:, :, :-1]) & (kinds[:, :, 1:] < self.kinds - 1)).any((1, 2))
+        kept = np.repeat(~twice, self.rows)
+        rows = rows[kept]
+        self.held[(rows * self.kinds)[:, None] + self.table[rows]] = False
+        self.table[rows], self.value[rows] = table.reshape(-1, self.width)[kept], value.reshape(-1, self.width)[kept]
+        self.held[(rows * self.kinds)[:, None] + self.table[rows]] = self.table[rows] < self.kinds - 1
+        self.load[rows] = load.ravel()[kept]
 
     def above(self, layers: Ints, goal: Floats) -> Ints:
         """Those of these layers whose slowest rank is slower than the goal."""

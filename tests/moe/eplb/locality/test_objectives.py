@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from rorqual.moe.eplb.api import make_plan
-from rorqual.moe.eplb.locality.soft.routing import Gate, make_router
-from rorqual.moe.eplb.locality.soft.soft import plan_local
+from rorqual.moe.eplb.locality.routing import Gate, make_router
+from rorqual.moe.eplb.locality.soft import plan_local
 from rorqual.moe.eplb.planner.slack import plan_slack
 from rorqual.moe.eplb.replan.coverage import losses
 from rorqual.moe.eplb.topology import Topology

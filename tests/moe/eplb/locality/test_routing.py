@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rorqual.moe.eplb.locality.soft.routing import Gate, Routing, count, fit_router, make_router
+from rorqual.moe.eplb.locality.routing import Gate, Routing, count, fit_router, make_router
 
 
 def plain_choice(gate, scores):

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from rorqual.moe.eplb.assess import imbalance
+from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.choice.water import water_fill
 from rorqual.moe.eplb.load.synth import popularity
 from rorqual.moe.eplb.plan import rank_loads, replica_counts
