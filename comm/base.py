@@ -12,7 +12,7 @@ from ..parallel.group import Group
 from .caps import Caps
 from .checks import check_agreement, check_call, check_caps, check_layout, check_outputs, check_spec, check_valid
 from .dispatcher import EPSpec, Routed
-from .order import sort_choices
+from .order import choices_of
 from .timeout import DispatchTimeout
 
 
@@ -61,7 +61,7 @@ class BaseDispatcher(ABC):
         capacity: int | None = None,
         scales: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Check a call and count it; return its slots [T, k] int64 and weights [T, k] float32 in ascending slot order."""
+        """Check a call and count it; return its slots [T, k] int64 and weights [T, k] float32: ascending, or as given if deterministic."""
         self._check_open()
         check_call(self.spec, x, slot_ids, weights, limit=capacity, scales=scales)
         check_valid(n_valid, x)
@@ -69,7 +69,7 @@ class BaseDispatcher(ABC):
         if n_valid is not None:
             padding = torch.arange(len(x), device=x.device).unsqueeze(1) >= n_valid
             slot_ids = slot_ids.masked_fill(padding, -1)
-        return sort_choices(slot_ids, weights)
+        return choices_of(slot_ids, weights, as_given=self.spec.deterministic)
 
     def _check_recv(self, layout: str) -> None:
         self._check_open()

@@ -28,7 +28,7 @@ class EPSpec:
     top_k: int  # expert choices per token
     max_tokens: int  # most tokens one rank dispatches in one call
     payload: str = "native"  # how x travels, see ``checks.PAYLOADS``
-    deterministic: bool = False  # combine in expert order, whatever the layout
+    deterministic: bool = False  # add a token's outputs in the order of its choices, whatever the layout and wherever experts are
     dtype: str = "float32"  # dtype of x (uint8 if the payload is "bytes") and of the combined result
     alignment: int = 1  # rows of a slot start at multiples of it in the layout "contiguous": 1 or 128
     depth: int = 2  # dispatches that may be between their dispatch_send and their combine_recv
@@ -70,7 +70,7 @@ class Dispatcher(Protocol):
 
         Args:
             x: [T, hidden] in the spec's dtype; or, for an FP8 payload, already quantised: float8_e4m3fn with ``scales``.
-            slot_ids: [T, k] int32 or int64 physical slots, -1 for none.
+            slot_ids: [T, k] int32 or int64 physical slots, -1 for none. In deterministic mode their order is that of the sums.
             weights: [T, k] float32.
             n_valid: int32 [1] on x's device: tokens from there on are padding, and their results are zeros. None: all T.
             tag: what an error names the call by, such as its layer.

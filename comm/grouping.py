@@ -16,7 +16,7 @@ from .rows import DTYPES, RowLayout
 
 @dataclass(kw_only=True)
 class Arrived:
-    """Where the expert outputs of M arrived rows lie. ``index`` and ``weights`` are [M, k], in ascending slot order."""
+    """Where the expert outputs of M arrived rows lie. ``index`` and ``weights`` are [M, k], in the order in which they were sent."""
 
     index: torch.Tensor  # int64 row of ``Routed.x`` that holds (row, choice); -1 if the choice is not of this rank
     weights: torch.Tensor  # float32

@@ -1,4 +1,4 @@
-"""Fixed orders: which row goes where, and sums whose order depends on nothing but slot and rank numbers."""
+"""Fixed orders: which row goes where, and sums whose order depends on nothing but slot and rank numbers, or the order of choices."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ def sort_choices(slot_ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.T
     none = torch.iinfo(torch.int32).max
     ids, columns = torch.where(ids < 0, none, ids).sort(dim=1, stable=True)
     return torch.where(ids == none, -1, ids), weights.float().gather(1, columns)
+
+
+def choices_of(slot_ids: torch.Tensor, weights: torch.Tensor, *, as_given: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a dispatch sends: slots [T, k] int64, -1 for none, and weights [T, k] float32.
+
+    ``as_given``: in their columns' order, in which deterministic sums add them, so that it does not matter where experts are; else
+    as ``sort_choices`` has them.
+    """
+    return (slot_ids.long().clamp(min=-1), weights.float()) if as_given else sort_choices(slot_ids, weights)
 
 
 def positions(keys: torch.Tensor, n_keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ from .heap.heap import Heap
 from .layouts import arrange, contiguous, masked
 from .members import PeerMembers
 from .ops import PeerOps
-from .order import sort_choices
+from .order import choices_of
 from .rows import DTYPES
 from .state import PeerState
 from .timeout import FlagMissed, failure
@@ -112,7 +112,7 @@ class PeerDispatcher(PeerMembers):
         self._begin()
         wire = self.wire if capacity is None or self.spec.fault_tolerant else self.wire.narrowed(max(capacity, 1))
         if x.device.type == "cpu" or self.spec.deterministic:  # elsewhere the order of a token's choices is left to the kernels
-            slot_ids, weights = sort_choices(slot_ids, weights)
+            slot_ids, weights = choices_of(slot_ids, weights, as_given=self.spec.deterministic)
         flight = Flight(
             channel=self._free.index(True), wire=wire, ids=slot_ids.to(torch.int32).contiguous(),
             weights=weights.to(torch.float32).contiguous(), n_valid=n_valid, tag=tag, epoch=self._epoch,

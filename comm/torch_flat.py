@@ -31,7 +31,7 @@ class TorchDispatcher(BaseDispatcher):
 
     Combine: the expert's rank sums its results of a token in fp32 in ascending slot order, the source adds the ranks'
     sums in ascending rank order in fp32. In deterministic mode every (token, choice) result comes back on its own and
-    the source sums them in ascending slot order, as ``LocalDispatcher`` does, so that the layout changes no bit.
+    the source sums them in the order of its choices, as ``LocalDispatcher`` does: neither layout nor placement changes a bit.
     """
 
     name = "torch"

@@ -201,8 +201,9 @@ class EngineConfig:
     )
     ep_dispatch_algorithm: str = option(
         "static",
-        "Which copy of an expert a token goes to: one near to it while all get even shares (static), or any in turn (dynamic).",
-        choices=("static", "dynamic"),
+        "Which copy of an expert a token goes to: one near to it while all get even shares (static), any in turn (dynamic), or as recent "
+        "load asks for (lp: water filling, within 1% of the linear program).",
+        choices=("static", "dynamic", "lp"),
         group="expert balance",
     )
     expert_distribution_recorder_mode: str | None = option(
@@ -228,7 +229,9 @@ class EngineConfig:
         True, "Reuse cached pages of equal prompt prefixes (off: --disable-radix-cache).", group="scheduler"
     )
     disable_overlap_schedule: bool = option(False, "Wait for each step's tokens before preparing the next step.", group="scheduler")
-    enable_deterministic_inference: bool = option(False, "Combine expert outputs in an order that no layout changes.", group="scheduler")
+    enable_deterministic_inference: bool = option(
+        False, "Combine expert outputs in an order that no layout and no place of an expert changes.", group="scheduler"
+    )
     enable_expert_load: bool = option(True, "Count the tokens routed to each expert, per layer.", group="scheduler")
 
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", "--random-seed", group="scheduler")

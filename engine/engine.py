@@ -28,6 +28,7 @@ from .assembly import (
 from .call import Params, Prompt
 from .config import EngineConfig, check_config
 from .driver import Driver, protected
+from .eplb.location import check_file
 from .eplb.make import make_experts
 from .eplb.room import balance_line
 from .eplb_settings import uses_placement
@@ -39,6 +40,7 @@ from .leader import Leader
 from .messages import Refusal
 from .model_config import ModelConfig
 from .models.build import Stage, build_stage
+from .models.skeleton import expert_ranks
 from .rank_row import rank_row
 from .resolved import grid_spec, resolve_device, resolve_dtype, resolve_max_len
 from .runner import Runner
@@ -85,6 +87,7 @@ class Engine:
     def _make(self) -> None:
         """Model, weights, cache, runner and, where this rank leads, the scheduler."""
         config, model, grid = self.config, self.model_config, self.grid
+        together(grid, lambda: check_file(config, model, expert_ranks(config, grid.spec)))
         self.stage = together(grid, lambda: build_stage(model, config, grid, self.dtype))
         overlap_fetches(self.stage, config, grid.device)
         progress = grid.rank == 0 and not config.disable_log_stats

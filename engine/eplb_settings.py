@@ -40,6 +40,7 @@ class EPLBSettings:
     patience_steps: int = 500  # steps after which planning, or a part of a move, that a rank has not finished is given up
     max_cycle_steps: int = 20_000  # steps after which a move that has not ended is given up
     objective: str = "tokens"  # what planners even out: tokens, activated (experts), or predicted seconds
+    dispatch_interval: int = 16  # steps, at least, from one refill of the copies' shares to the next, with ep_dispatch_algorithm lp
     target: float = 1.02  # largest over mean load at which a re-plan stops
     seed: int = 0  # of the policy random
 
@@ -86,6 +87,8 @@ def check_eplb_settings(config: EngineConfig) -> None:
         )
     if config.expert_distribution_dump is not None and config.expert_distribution_recorder_mode is None:
         raise ValueError("expert_distribution_dump needs something recorded; add expert_distribution_recorder_mode stat")
+    if config.ep_dispatch_algorithm == "lp":
+        _check_fill(config)
     if not uses_placement(config):
         return
     what = "enable_eplb" if config.enable_eplb else "num_redundant_experts" if settings.num_redundant_experts else "init_expert_location"
@@ -95,13 +98,18 @@ def check_eplb_settings(config: EngineConfig) -> None:
             f"{what} is about experts on different ranks, but every rank has all experts; leave it out, or spread them "
             "(--dp-size, --tp-size, without --ep-size 1)"
         )
-    if config.enable_deterministic_inference:
-        raise ValueError(
-            f"{what} does not go with enable_deterministic_inference: outputs of experts are added in the order of their slots, "
-            "which then is not that of the experts; leave one of them out"
-        )
     if config.enable_eplb:
         _check_live(config)
+
+
+def _check_fill(config: EngineConfig) -> None:
+    """Refuse shares by load where there is nothing to share, or no load."""
+    if not uses_placement(config):
+        raise ValueError(
+            "ep_dispatch_algorithm lp shares tokens over copies of experts, but there are none; add --num-redundant-experts, or use static"
+        )
+    if not config.enable_expert_load:
+        raise ValueError("ep_dispatch_algorithm lp needs the load of experts; leave out --no-enable-expert-load")
 
 
 def _check_live(config: EngineConfig) -> None:
@@ -150,7 +158,7 @@ def _check_kind(key: str, kind: str, value: Any) -> None:
 def _check_values(settings: EPLBSettings) -> None:
     """Refuse values out of range."""
     least = {"num_redundant_experts": 0, "step_interval": 1, "window_size": 1, "log_balancedness_interval": 1, "bytes_per_step": 1}
-    least |= {"staging_experts": 1, "horizon_steps": 1, "patience_steps": 2, "max_cycle_steps": 4, "seed": 0}
+    least |= {"staging_experts": 1, "horizon_steps": 1, "patience_steps": 2, "max_cycle_steps": 4, "seed": 0, "dispatch_interval": 1}
     for key, lowest in least.items():
         value = getattr(settings, key)
         if value is not None and value < lowest:

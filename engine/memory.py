@@ -30,8 +30,8 @@ def host_available() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_weights(n_bytes: int, device: torch.device, local_ranks: int) -> None:
-    """Refuse weights that do not fit on this rank, before any memory is taken for them.
+def check_weights(n_bytes: int, device: torch.device, local_ranks: int, *, staging: int = 0) -> None:
+    """Refuse weights, and ``staging`` bytes of buffers for moving experts, that do not fit on this rank, before any memory is taken.
 
     Raises:
         ValueError: with what they take and what there is.
@@ -40,9 +40,11 @@ def check_weights(n_bytes: int, device: torch.device, local_ranks: int) -> None:
         free, where = torch.cuda.mem_get_info(device)[0], f"on {device}"
     else:
         free, where = host_available() // local_ranks, f"in host memory for each of {local_ranks} ranks"
-    if n_bytes > free:
-        need = f"the weights of this rank take {n_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free {where}"
-        raise ValueError(f"{need}; use more ranks (--tp-size, --pp-size, or --dp-size for the experts), or a smaller model")
+    if n_bytes + staging > free:
+        moving = f" and buffers of moving experts {staging / 1e9:.1f} GB" if staging else ""
+        need = f"the weights of this rank take {n_bytes / 1e9:.1f} GB{moving}, {free / 1e9:.1f} GB are free {where}"
+        fewer = "lower staging_experts of eplb_config, " if staging else ""
+        raise ValueError(f"{need}; {fewer}use more ranks (--tp-size, --pp-size, or --dp-size for the experts), or a smaller model")
 
 
 def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int, available: int) -> int:

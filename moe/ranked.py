@@ -26,7 +26,7 @@ def answer(ops: MoEOps, spec: EPSpec, routed: Routed, experts: Experts, *, index
     assert slots is not None and shares is not None
     x = routed.x if routed.scales is not None or experts.fp8 else routed.x.to(experts.gate_up.dtype)
     expected = -(-slots.numel() // spec.n_ranks)  # a token has k choices, over all ranks
-    if spec.deterministic or (indexed and slots.numel() <= _MOST_CHOICES):  # the former: summed at home, in the order of all slots
+    if spec.deterministic or (indexed and slots.numel() <= _MOST_CHOICES):  # the former: summed at home, in the order of all choices
         y, place = ops.expert_rows(x, slots, experts.weights, x_scales=routed.scales, out_dtype=dtype, n_rows=expected)
         return y, {"index": place}
     out = torch.empty(x.shape, dtype=dtype, device=x.device)

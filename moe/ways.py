@@ -100,6 +100,9 @@ class Ways:
         wanted = (len(layers), *self.table.shape[1:])
         if tuple(rows.shape) != wanted:
             raise ValueError(f"ways: a table of shape {wanted} is needed for {len(layers)} layers, found {tuple(rows.shape)}")
+        if len(layers) > 1 and list(layers) == list(range(layers[0], layers[0] + len(layers))):  # one copy
+            self.table[layers[0] : layers[0] + len(layers)].copy_(rows, non_blocking=True)
+            return
         for row, layer in zip(rows, layers, strict=True):
             self.table[layer].copy_(row, non_blocking=True)
 

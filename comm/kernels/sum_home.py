@@ -103,10 +103,10 @@ def sum_home_kernel(
     pointers, active, epoch, status, ids, weights, n_valid, out,
     n_tokens, tag, channel, limit, channel_at, home_at, home_pitch, me, n_ranks, max_tokens, slots_per_rank, out_pitch,
     HIDDEN: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
-    K: tl.constexpr, CHOICES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr,
+    K: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr,
     HOME: tl.constexpr, EACH: tl.constexpr, PULL: tl.constexpr, TOLERANT: tl.constexpr, CLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of TOKENS tokens are dealt out in turn. EACH: a row a choice, added with its weight; else a row a rank.
+    """Tiles of TOKENS tokens are dealt out in turn. EACH: a row a choice, added with its weight in the order of columns; else a row a rank.
 
     With up to 64 ranks TOGETHER rows are read at once, of ranks that the token has no choice of none. PULL: rows of mapped ranks
     are read where their ranks laid them.
@@ -141,17 +141,10 @@ def sum_home_kernel(
             total = tl.zeros((TOKENS, COLS), tl.float32)
             if EACH:
                 at = token.to(tl.int64) * K
-                last = (token * 0 - 1).to(tl.int64)
-                for _ in range(0, K):
-                    lowest = last * 0 + 0x7FFFFFFFFFFFFFFF
-                    for j in tl.static_range(K):
-                        chosen = tl.load(ids + at + j, mask=there, other=-1).to(tl.int64)
-                        key = tl.where(chosen >= 0, chosen * CHOICES + j, 0x7FFFFFFFFFFFFFFF)
-                        lowest = tl.where((key > last) & (key < lowest), key, lowest)
-                    last = lowest
-                    owner = lowest // CHOICES // slots_per_rank
-                    choice = (lowest % CHOICES).to(tl.int32)
-                    hit = there & (owner < n_ranks)
+                for choice in range(0, K):
+                    chosen = tl.load(ids + at + choice, mask=there, other=-1).to(tl.int32)
+                    owner = chosen // slots_per_rank
+                    hit = there & (chosen >= 0) & (owner < n_ranks)
                     hit = hit & (tl.load(active + tl.where(hit, owner, 0)) != 0)
                     weight = tl.load(weights + at + choice, mask=hit, other=0.0)
                     row = home_at + (choice * max_tokens + token).to(tl.int64) * home_pitch
@@ -203,7 +196,7 @@ def sum_home(
         ids: [T, k] int32 or int64, as they were sent.
         weights: float32 [T, k], as they were sent; used with ``deterministic``.
         out: [T, hidden] to write, columns contiguous: fp32 sums over the token's ranks in ascending order, or with ``deterministic``
-            of weights times results in the order of slots, then of columns. Inactive ranks add nothing; rows from ``n_valid`` on are 0.
+            of weights times results in the order of columns. Inactive ranks add nothing; rows from ``n_valid`` on are 0.
         channel: that was sent on.
         timeout_ms: the longest wait for a rank.
         fault_tolerant: a missing rank becomes inactive and adds nothing; else all later waits end at once.
@@ -230,7 +223,7 @@ def sum_home(
         n, tag, channel, limit_of(timeout_ms, out.is_cuda), channel * wire.channel_bytes, wire.home_at, wire.home_pitch,
         peers.rank, wire.n_ranks, wire.max_tokens, wire.slots_per_rank, pitch,
         HIDDEN=hidden, UNIT=unit, TOKENS=config.tokens, COLS=config.piece,
-        K=k, CHOICES=lanes_of(k), RANKS=lanes_of(wire.n_ranks), TOGETHER=min(8, lanes_of(wire.n_ranks)),
+        K=k, RANKS=lanes_of(wire.n_ranks), TOGETHER=min(8, lanes_of(wire.n_ranks)),
         HOME=TYPES[DTYPES[wire.dtype]], EACH=deterministic, PULL=pull, TOLERANT=fault_tolerant, CLOCK=out.is_cuda, LANES=32 * config.warps,
         num_warps=config.warps, maxnreg=registers_of(config.warps),
     )  # fmt: skip

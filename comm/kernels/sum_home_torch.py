@@ -8,7 +8,7 @@ import torch
 
 from ..blocks import blocks_at
 from ..heap.peers import Peers
-from ..order import ordered_sum, sort_choices
+from ..order import ordered_sum
 from ..state import PeerState
 from ..wire import COMBINE, Wire
 from .wait_torch import await_flag
@@ -27,8 +27,8 @@ def sum_home(
         state: of this rank.
         ids: int32 [T, k] global slots of this rank's tokens, as sent.
         weights: float32 [T, k], as sent.
-        out: [T, hidden], written: sums in fp32 over the ranks of a token, ascending; deterministic: over its choices in ascending
-            slot order, of weight * output. Ranks that take no part add nothing; tokens from ``n_valid`` on are zeros.
+        out: [T, hidden], written: sums in fp32 over the ranks of a token, ascending; deterministic: over its choices in the
+            order of columns, of weight * output. Ranks that take no part add nothing; tokens from ``n_valid`` on are zeros.
         channel: of the workspace.
         timeout_ms: longest wait for a rank.
         fault_tolerant: a rank that does not come takes no further part, instead of an error.
@@ -56,8 +56,7 @@ def sum_home(
     rows = blocks.home.reshape(-1, hidden)
     if deterministic:
         place = torch.where(there, torch.arange(wire.top_k, device=ids.device) * m + token, -1)
-        order = sort_choices(ids[:n], torch.arange(wire.top_k, device=ids.device).expand(n, -1))[1].long()
-        out[:n] = ordered_sum(rows, place.gather(1, order), weights[:n].gather(1, order)).to(out.dtype)
+        out[:n] = ordered_sum(rows, place, weights[:n]).to(out.dtype)
     else:
         wanted = torch.stack([((ranks == r) & there).any(dim=1) for r in range(wire.n_ranks)], dim=1)
         place = torch.where(wanted, torch.arange(wire.n_ranks, device=ids.device) * m + token, -1)

@@ -2,7 +2,7 @@
 
 Between nodes only ranks of the same rail touch each other's memory. Sums are in fp32 and rounded at every hop: per rank (ascending
 slots), per node (ascending ranks), over nodes (ascending); deterministic: nothing is added before a token's own rank, which adds in
-ascending slot order. That is the order of ``torch_node``, so the bits are the same.
+the order of its choices. That is the order of ``torch_node``, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..kernels.receive_tokens_torch import receive_tokens as receive_all
 from ..kernels.send_tokens_torch import pack
 from ..kernels.wait_torch import await_flag, stop_if_failed
 from ..ops import PeerOps
-from ..order import ordered_sum, sort_choices
+from ..order import ordered_sum
 from ..rows import DTYPES
 from ..state import PeerState
 from ..wire import COMBINE, DISPATCH
@@ -155,12 +155,10 @@ class NodeOps:
         n = len(ids) if n_valid is None else max(0, min(int(n_valid), len(ids)))
         ids, rows = ids[:n], own.home.reshape(-1, wire.hidden)
         if deterministic:
-            choices = torch.arange(wire.top_k, device=ids.device).expand(n, -1)
-            ordered, columns = sort_choices(ids, choices)
-            columns = columns.long()
+            columns = torch.arange(wire.top_k, device=ids.device)
             token = torch.arange(n, device=ids.device).unsqueeze(1)
-            place = torch.where(ordered < 0, -1, columns * wire.max_tokens + token)
-            out[:n] = ordered_sum(rows, place, weights[:n].gather(1, columns)).to(out.dtype)
+            place = torch.where(ids < 0, -1, columns * wire.max_tokens + token)
+            out[:n] = ordered_sum(rows, place, weights[:n]).to(out.dtype)
         else:
             out[:n] = ordered_sum(rows, self._places(self._node_of[self._ranks(wire, ids)], range(wire.n_nodes), wire)).to(out.dtype)
         out[n:] = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import zlib
-from pathlib import Path
 
 import numpy as np
 
@@ -75,10 +75,21 @@ def initial_placement(config: EngineConfig, model: ModelConfig, n_ranks: int) ->
     slots = n_slots(config, model, n_ranks)
     table = np.broadcast_to(np.arange(slots) % experts, (model.n_layers, slots)).copy()
     if config.init_expert_location != "trivial":
-        table[sparse_layers(model)] = _from_file(config.init_expert_location, model, n_ranks, slots)
+        filled = config.ep_dispatch_algorithm == "lp"
+        table[sparse_layers(model)] = _from_file(config.init_expert_location, model, n_ranks, slots, filled=filled)
     placement = Placement.of(table, n_experts=experts, n_ranks=n_ranks)
     placement.check()
     return placement
+
+
+def check_file(config: EngineConfig, model: ModelConfig, n_ranks: int) -> None:
+    """This rank can read the map that it is to begin with. Before anything that ranks do together, as one may lack the file.
+
+    Raises:
+        ValueError: as of ``initial_placement``.
+    """
+    if model.moe is not None and config.init_expert_location != "trivial":
+        initial_placement(config, model, n_ranks)
 
 
 def check_same(grid: Grid, placement: Placement | None) -> None:
@@ -102,13 +113,13 @@ def expert_topology(spec: GridSpec, node_of: tuple[int, ...], slots: int) -> Top
     return Topology(slots=(slots // ranks,) * ranks, nodes=node_of)
 
 
-def _from_file(where: str, model: ModelConfig, n_ranks: int, slots: int) -> Ints:
-    """[sparse layers, slots] from a map, or planned for a recorded load."""
+def _from_file(where: str, model: ModelConfig, n_ranks: int, slots: int, *, filled: bool = False) -> Ints:
+    """[sparse layers, slots] from a map, or planned for a recorded load; ``filled``: for shares by load."""
     from ...moe.eplb.formats import read_load, read_map, sniff
 
     name = where if len(where) < 200 else f"{where[:60]} ..."
     inline = where.lstrip().startswith(("{", "["))
-    if not inline and not Path(where).exists():
+    if not inline and not os.path.exists(where):  # also False for what cannot be the name of a file
         raise ValueError(f"init_expert_location {name!r} is neither 'trivial', nor JSON, nor a file that is there")
     assert model.moe is not None
     layers, experts = sparse_layers(model), model.moe.n_experts
@@ -121,6 +132,7 @@ def _from_file(where: str, model: ModelConfig, n_ranks: int, slots: int) -> Ints
                 f"use --num-redundant-experts {rows.shape[1] - experts}, or make a map of {slots}"
             )
         return rows
+    from ...moe.eplb.planner.slack import plan_slack
     from ...moe.eplb.planner.static import plan_static
 
     trace = read_load(where)
@@ -128,13 +140,18 @@ def _from_file(where: str, model: ModelConfig, n_ranks: int, slots: int) -> Ints
     if load.shape[1] != experts:
         raise ValueError(f"init_expert_location {name!r} counts {load.shape[1]} experts, the model has {experts}")
     topology = Topology.even(n_slots=slots, n_ranks=n_ranks)
-    return plan_static(load.astype(np.float64), topology).slot_to_expert
+    plan = plan_slack if filled else plan_static
+    return plan(load.astype(np.float64), topology).slot_to_expert
 
 
 def _rows(table: Ints, ids: tuple[int, ...] | None, layers: list[int], model: ModelConfig, name: str) -> Ints:
     """The rows of ``table`` for ``layers``: by their numbers, or as many as the model has layers or sparse layers."""
     if ids is not None and set(layers) <= set(ids):
         return np.asarray(table)[[list(ids).index(layer) for layer in layers]]
+    if ids is not None and list(ids) != list(range(len(ids))):  # numbers that the file gives, not those of its rows
+        raise ValueError(
+            f"init_expert_location {name!r} is about layers {list(ids)}; the layers with experts are {layers}, and each must be in it"
+        )
     if len(table) == model.n_layers:
         return np.asarray(table)[layers]
     if len(table) == len(layers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...moe.eplb.live.side import side_group
 from ...moe.eplb.live.state import ExpertState
 from ...moe.eplb.live.transport import GroupTransport
 from ...moe.eplb.load.recorder import LoadRecorder
+from ...moe.eplb.load.window import LoadWindow
 from ...parallel.agree import together
 from ...parallel.grid import Grid
 from ..config import EngineConfig
@@ -24,6 +26,7 @@ from ..models.build import Stage
 from ..streams import Streams
 from .location import check_same, expert_topology
 from .planning import Planner
+from .refill import WINDOW, ShareRefill
 from .room import expert_bytes, live_config, staging_bytes
 from .steps import ExpertSteps
 from .tables import WaysWriter
@@ -43,21 +46,26 @@ def make_experts(grid: Grid, stage: Stage, config: EngineConfig, model: ModelCon
     """
     if stage.placement is not None and stage.placement.n_ranks > 1:
         check_same(grid, stage.placement)
-        if config.ep_dispatch_algorithm == "dynamic" and _layers(stage):
+        if config.ep_dispatch_algorithm != "static" and _layers(stage):
             _deal_anywhere(grid, stage, config, model)
-    if stage.load is None or not (config.enable_eplb or config.expert_distribution_recorder_mode is not None):
+    fills = config.ep_dispatch_algorithm == "lp"
+    if stage.load is None or not (config.enable_eplb or fills or config.expert_distribution_recorder_mode is not None):
         return None
     recorder = together(grid, lambda: _recorder(stage, config, model) if _layers(stage) else None)
     if recorder is None:  # a pipeline stage of dense layers
         return None
-    planner = writer = live = None
+    planner = writer = live = refill = slots = None
     if config.enable_eplb:
         planner, writer = _planner(grid, stage, config, recorder), _writer(grid, stage, config, model)
         live = _live(grid, stage, config, recorder, planner, writer)
         grid.before_close.append(live.close)
+    if fills and stage.placement is not None:
+        slots = stage.placement.slot_to_expert[_layers(stage)].numpy()
+        writer = writer or _writer(grid, stage, config, model)
+        refill = _refill(grid, stage, config, writer)
     return ExpertSteps(
         recorder=recorder, live=live, planner=planner, writer=writer, ep=grid.ep, counts_tokens=grid.tp_rank == 0,
-        stage=f".stage{grid.pp_rank}" if grid.spec.pp > 1 else "",
+        slots=slots, refill=refill, stage=f".stage{grid.pp_rank}" if grid.spec.pp > 1 else "",
     )  # fmt: skip
 
 
@@ -107,6 +115,25 @@ def _writer(grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfig) 
         layer_ids=_layers(stage),
         near=config.ep_dispatch_algorithm == "static",
     )
+
+
+def _refill(grid: Grid, stage: Stage, config: EngineConfig, writer: WaysWriter) -> ShareRefill:
+    assert stage.placement is not None and stage.load is not None
+    interval = eplb_settings(config).dispatch_interval
+    return ShareRefill(
+        writer,
+        LoadWindow(stage.load.counts, _layers(stage), WINDOW * interval),
+        partial(_fetched, Streams(grid.device)),
+        expert_topology(grid.spec, grid.node_of, stage.placement.n_slots),
+        n_experts=stage.placement.n_experts,
+        interval=interval,
+    )
+
+
+def _fetched(streams: Streams, counts: torch.Tensor) -> Callable[[], Any]:
+    """Counts that are on their way to the host: a function that waits for them."""
+    copy = streams.download(counts)
+    return lambda: copy.wait().numpy()
 
 
 def _live(grid: Grid, stage: Stage, config: EngineConfig, recorder: LoadRecorder, planner: Planner, writer: WaysWriter) -> LiveBalancer:

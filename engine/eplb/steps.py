@@ -9,10 +9,12 @@ from typing import Any
 from ...moe.eplb.live.balancer import LiveBalancer
 from ...moe.eplb.live.report import CycleReport
 from ...moe.eplb.load.recorder import LoadRecorder
+from ...moe.eplb.topology import Ints
 from ...moe.placement import Placement
 from ...parallel.group import Group
 from ..plan import StepPlan
 from .planning import Planner
+from .refill import ShareRefill
 from .tables import WaysWriter
 
 log = logging.getLogger("rorqual")
@@ -33,20 +35,25 @@ class ExpertSteps:
         writer: WaysWriter | None,
         ep: Group,
         counts_tokens: bool,
+        slots: Ints | None = None,
+        refill: ShareRefill | None = None,
         stage: str = "",
     ) -> None:
         """
         Args:
             recorder: of this rank.
-            live: what moves experts; None: they stay, and there is neither ``planner`` nor ``writer``.
+            live: what moves experts; None: they stay, and there is no ``planner``.
             planner: what the first EP rank plans by.
             writer: of the tables that tokens follow.
             ep: ranks that the experts are on.
             counts_tokens: this rank answers for its replica's tokens.
+            slots: [MoE layers, slots] what they hold at the start.
+            refill: what fills the shares of copies by load; None: they are even.
             stage: what the names of files get before their ending, so that stages of a pipeline write files of their own.
         """
         self.recorder, self.live, self.planner, self.writer = recorder, live, planner, writer
         self._ep, self._counts_tokens, self._stage = ep, counts_tokens, stage
+        self._slots, self.refill = slots, refill
         self.steps = 0  # that ran
         self._writes = self._changed_at = 0  # of the tables; steps that had run at the last one
         self.last: CycleReport | None = None
@@ -57,17 +64,24 @@ class ExpertSteps:
         Raises:
             CommitError: this rank could not take new places that others take: it has to end.
         """
-        if self.live is None or self.writer is None:
-            return
-        report = self.live.boundary(plan.step)
-        if self.writer.writes != self._writes:
-            self._writes, self._changed_at = self.writer.writes, self.steps
+        if self.live is not None and self.writer is not None:
+            self._move(self.live, self.writer, plan)
+        slots = self._slots if self.live is None else self.live.slot_to_expert
+        if self.refill is not None and slots is not None:
+            self.refill.boundary(slots)
+
+    def _move(self, live: LiveBalancer, writer: WaysWriter, plan: StepPlan) -> None:
+        report = live.boundary(plan.step)
+        if writer.writes != self._writes:
+            self._writes, self._changed_at = writer.writes, self.steps
         if report is not None:
             self.last = report
 
     def after(self, plan: StepPlan) -> None:
         """The step ``plan`` has been launched."""
         self.steps += 1
+        if self.refill is not None:
+            self.refill.after_step()
         self.recorder.after_step(plan.step, tokens=plan.n_tokens if self._counts_tokens else 0, phase=phase_of(plan))
 
     def placement(self, start: Placement) -> Placement:
@@ -91,6 +105,8 @@ class ExpertSteps:
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, for reports."""
         found: dict[str, Any] = {"layers": self.recorder.n_layers, "window_steps": self.recorder.window_steps}
+        if self.refill is not None:
+            found["refills"] = self.refill.refills
         if self.live is None:
             return found
         moved = self.live.stats
@@ -116,6 +132,8 @@ class ExpertSteps:
 
     def close(self) -> None:
         """End what is under way, in good order; nothing the second time."""
+        if self.refill is not None:
+            self.refill.close()
         if self.live is not None:
             self.live.close()
 

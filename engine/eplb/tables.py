@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...moe.eplb.choice.deal import Table, deal_ways
+from ...moe.eplb.plan import Floats
 from ...moe.eplb.topology import Ints, Topology
 from ...moe.ways import Ways
 
@@ -22,18 +23,28 @@ class WaysWriter:
         self._ways, self._topology, self._n_experts, self._source = ways, topology, n_experts, source
         self._ids, self._near = list(layer_ids), near
         self._written: list[torch.Tensor] = []  # the last ones, which the device may still read
-        self.writes = 0  # so far
+        self.writes = 0  # of moves, so far
 
-    def deal(self, layers: Sequence[int], rows: Ints) -> torch.Tensor:
-        """The ways of ``layers`` when their slots hold ``rows`` [n, slots]: int32 [n, experts, ways], pinned where a device reads it."""
+    def deal(self, layers: Sequence[int], rows: Ints, *, shares: Floats | None = None) -> torch.Tensor:
+        """The ways of ``layers`` when their slots hold ``rows`` [n, slots]: int32 [n, experts, ways], pinned where a device reads it.
+
+        ``shares`` [n, slots]: parts of their experts' tokens, None for even ones.
+        """
         table: Table = deal_ways(
-            rows, self._n_experts, self._topology, source=self._source, n_ways=self._ways.n_ways, near=self._near
+            rows, self._n_experts, self._topology, source=self._source, n_ways=self._ways.n_ways, near=self._near, shares=shares
         )  # fmt: skip
         found = torch.from_numpy(table)
         return found.pin_memory() if self._ways.table.device.type == "cuda" else found
 
     def write(self, layers: Sequence[int], dealt: torch.Tensor) -> None:
-        """Overwrite the ways of ``layers`` on the current stream."""
+        """Experts of ``layers`` have moved: overwrite their ways on the current stream."""
+        self._write(layers, dealt)
+        self.writes += 1
+
+    def refill(self, dealt: torch.Tensor) -> None:
+        """Overwrite the ways of all layers on the current stream; experts are where they were."""
+        self._write(range(len(self._ids)), dealt)
+
+    def _write(self, layers: Sequence[int], dealt: torch.Tensor) -> None:
         self._ways.write([self._ids[layer] for layer in layers], dealt)
         self._written = [*self._written[-3:], dealt]
-        self.writes += 1

@@ -60,7 +60,7 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
     place = Place(spec=grid.spec, pp_rank=grid.pp_rank, tp=grid.tp)
     skeleton = make_skeleton(model_config, config, place, grid.device, dtype)
     model, placement, spread, moe = skeleton.model, skeleton.placement, skeleton.spread, model_config.moe
-    check_weights(skeleton.n_bytes + skeleton.staging, grid.device, ranks_of_host(grid.world.size))
+    check_weights(skeleton.n_bytes, grid.device, ranks_of_host(grid.world.size), staging=skeleton.staging)
     materialise(model, grid.device)
     model.eval()
     ep_rank = grid.ep.index if spread > 1 else 0

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...moe.eplb.metrics import Balance
+from ...moe.eplb.metrics import MEASURES, Balance
 from ..console import table
-
-#: field of Balance -> how a table calls it
-MEASURES = {
-    "imbalance": "max/mean",
-    "worst": "worst",
-    "mean_over_max": "mean/max (SGLang)",
-    "means_over_maxima": "means/maxima (vLLM)",
-    "excess": "(max-mean)/mean (TRT-LLM)",
-    "cv": "CV",
-    "gini": "Gini",
-    "jain": "Jain",
-}
 
 
 def balance_table(rows: Mapping[str, Balance], first: str = "loads of") -> str:

@@ -78,11 +78,21 @@ def slots_of(path: str, trace: LoadTrace, machine: Topology) -> Ints:
         raise ValueError(f"{path} places {found.n_experts} experts a layer, the load has {trace.n_experts}: they are of different models")
     if found.n_slots != machine.n_slots:
         raise ValueError(f"{path} has {found.n_slots} slots a layer and the machine {machine.n_slots}; give --slots {found.n_slots}")
+    if found.topology is not None and found.topology.slots != machine.slots:
+        raise ValueError(
+            f"{path} was made for ranks of {_numbers(found.topology.slots)} slots and the machine has {_numbers(machine.slots)}: other "
+            f"experts are together; leave --ranks out, or give --ranks {found.topology.n_ranks}"
+        )
     if set(trace.layer_ids) <= set(found.layer_ids):
         return found.slot_to_expert[[found.layer_ids.index(layer) for layer in trace.layer_ids]]
-    if len(found.layer_ids) == len(trace.layer_ids):  # one of them does not know the model's numbers
-        return found.slot_to_expert
-    raise ValueError(f"{path} has {len(found.layer_ids)} layers and the load {len(trace.layer_ids)}, with numbers that do not match")
+    counted = tuple(range(len(trace.layer_ids)))
+    if len(found.layer_ids) == len(trace.layer_ids) and counted in (found.layer_ids, trace.layer_ids):
+        return found.slot_to_expert  # one of them does not know the model's numbers
+    raise ValueError(f"{path} has the layers {_numbers(found.layer_ids)} and the load {_numbers(trace.layer_ids)}, which do not match")
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values[:8])) + (f" .. ({len(values)})" if len(values) > 8 else "")
 
 
 def save_map(slots: Ints, trace: LoadTrace, machine: Topology, path: str, to: str | None = None) -> None:
@@ -97,6 +107,16 @@ def save_map(slots: Ints, trace: LoadTrace, machine: Topology, path: str, to: st
     meta = {key: value for key, value in trace.meta.items() if key in ("model", "source")}
     found = ExpertMap(slot_to_expert=slots, n_experts=trace.n_experts, layer_ids=trace.layer_ids, topology=machine, meta=meta)
     write_map(found, path, format=to)
+
+
+def check_steps(path: str, to: str | None = None) -> None:
+    """Refuse a file for several steps whose format holds one load only, before the work is done.
+
+    Raises:
+        ValueError: naming the file and what to write instead.
+    """
+    if to == "eplb-load" or (to is None and Path(path).suffix in (".npz", ".safetensors")):
+        raise ValueError(f"--out {path}: EPLB's tensors hold one load without steps; write .parquet, .jsonl, .json or .pt")
 
 
 def check_out(path: str | None, to: str | None = None, what: str | None = None) -> None:

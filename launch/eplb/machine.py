@@ -113,8 +113,8 @@ def cost_of(args: argparse.Namespace) -> CostModel:
         value = getattr(args, flag)
         if value is None:
             continue
-        if not value > 0 and flag != "layer_us":
-            raise ValueError(f"--{flag.replace('_', '-')} must be above 0, found {value}")
+        if not (0 < value < float("inf") or (value == 0 and flag == "layer_us")):
+            raise ValueError(f"--{flag.replace('_', '-')} must be above 0, found {value}; give a finite number")
         given[field] = value * unit
     cost = replace(CostModel(), **given)  # type: ignore[arg-type]
     return cost if args.expert_bytes is None else replace(cost, expert_bytes=parse_bytes(args.expert_bytes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     trace = load_of(args.load)
     machine = machine_of(args, trace, args.previous)
     asked = _expert_of(args.explain, trace)
+    if args.previous is None and (args.budget is not None or args.horizon is not None):
+        raise ValueError("--budget and --horizon weigh moves from what is placed now: give --previous MAP, or leave them out")
     check_out(args.out, args.to, "map")
     old, new = _planned(args, trace, machine)
     if args.out is not None:
@@ -58,12 +61,18 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(machine_text(machine, trace.n_experts))
     print(f"{new.reason}\n")
-    print(plan_table({"experts in order" if args.previous is None else args.previous: old, "plan": new}))
+    print(plan_table({_placed_now(args.previous, old, new): old, "plan": new}))
     if asked is not None:
         print("\n" + _explained(new, trace, *asked))
     if args.out is not None:
         print(f"\nwrote {args.out}")
     return 0
+
+
+def _placed_now(previous: str | None, old: Plan, new: Plan) -> str:
+    """What the table calls the placement that is there."""
+    name = "experts in order" if previous is None else previous
+    return name if old.topology.failed == new.topology.failed else f"{name} before the failure"
 
 
 def _planned(args: argparse.Namespace, trace: LoadTrace, machine: Topology) -> tuple[Plan, Plan]:
@@ -88,7 +97,10 @@ def _planned(args: argparse.Namespace, trace: LoadTrace, machine: Topology) -> t
     )
     before = in_order(len(load), trace.n_experts, machine) if held is None else held
     made = _filled(args, made, load, steps, before)
-    old = assess(before, load, machine, cost=cost, steps=steps)
+    now = machine
+    if (before[:, ~machine.usable] >= 0).any():  # what failed ranks held counts: it is how things were before they failed
+        now = replace(machine, failed=frozenset())
+    old = assess(before, load, now, cost=cost, steps=steps)
     if held is None:  # what experts in order must move to get there
         made = assess(made.slot_to_expert, load, machine, cost=cost, steps=steps, previous=before, reason=made.reason)
     return old, made
@@ -167,7 +179,7 @@ def _expert_of(text: str | None, trace: LoadTrace) -> tuple[int, int] | None:
     if text is None:
         return None
     layer, _, expert = text.partition(":")
-    if not (layer.isdigit() and expert.isdigit()):
+    if not (layer.isdecimal() and expert.isdecimal()):
         raise ValueError(f"--explain needs LAYER:EXPERT, for example {trace.layer_ids[0]}:0, found {text!r}")
     if int(layer) not in trace.layer_ids or int(expert) >= trace.n_experts:
         raise ValueError(f"--explain {text}: layers are {trace.layer_ids[0]} to {trace.layer_ids[-1]}, experts 0 to {trace.n_experts - 1}")

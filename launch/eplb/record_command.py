@@ -14,7 +14,7 @@ from ..prompts import engine_prompts, gather_prompts
 from ..sampling_flags import add_sampling, sampling_params
 from ..session import open_llm
 from .analyze_command import trace_text
-from .files import check_out, load_of
+from .files import check_out, check_steps, load_of
 
 #: settings that this command makes itself
 _OURS = ("expert_distribution_dump",)
@@ -25,7 +25,7 @@ def add_parser(parser: Parser) -> None:
     """Flags of the command."""
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny'. (default: tiny)")
     group = parser.add_argument_group("prompts and output")
-    group.add_argument("--out", required=True, metavar="FILE", help="Where to write: .parquet, .jsonl, .npz, or .pt as SGLang dumps.")
+    group.add_argument("--out", required=True, metavar="FILE", help="Where to write: .parquet, .jsonl, or .pt as SGLang dumps.")
     group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
     group.add_argument(
         "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     if rank() == 0:
         check_out(args.out, what="load")
+        check_steps(args.out)
     items = gather_prompts(args.prompt, args.prompts_file, chat=args.chat, model=model) * args.repeat
     with open_llm(model, _settings(args)) as llm:
         start = time.monotonic()

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..flags import Parser
-from .files import check_out, save_load
+from .files import check_out, check_steps, save_load
 
 #: flag -> (field of SynthConfig, type, words)
 _FLAGS: dict[str, tuple[str, Any, str]] = {
@@ -29,7 +29,9 @@ _FLAGS: dict[str, tuple[str, Any, str]] = {
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("--out", required=True, metavar="FILE", help="Where to write the load: .parquet, .jsonl, .npz or .pt.")
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help="Where to write the load: .parquet, .jsonl, .json (vLLM) or .pt (SGLang)."
+    )
     for flag, (field, kind, words) in _FLAGS.items():
         parser.add_argument(flag, dest=field, type=kind, default=argparse.SUPPRESS, metavar="N" if kind is int else "X", help=words)
     parser.add_argument(
@@ -49,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in typed.items()}
     config = SynthConfig(**given)
     check_out(args.out, what="load")
+    if config.n_steps > 1:
+        check_steps(args.out)
     trace = synth(config)
     save_load(trace, args.out)
     steps, layers, experts = trace.counts.shape

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from .assess import assess, imbalance
+from .assess import assess
 from .cost import CostModel
 from .locality.routing import Routing
 from .locality.soft import plan_local
+from .metrics import imbalance
 from .plan import Floats, Plan, rank_loads
 from .planner.bounds import bounds
 from .planner.objective import Objective
@@ -68,8 +69,10 @@ def make_plan(
         ValueError: load, topology and previous placement do not fit each other, or a choice that there is not; with the fix.
     """
     load, cost = checked_load(load), cost or CostModel()
-    if not steps > 0 or not target >= 1:
-        raise ValueError(f"steps must be above 0 and target 1 or more, found steps={steps} and target={target}")
+    if not 0 < steps < float("inf") or not 1 <= target < float("inf"):
+        raise ValueError(f"steps must be above 0 and target 1 or more, both finite, found steps={steps} and target={target}")
+    if (horizon_steps is not None and horizon_steps < 0) or (budget_bytes is not None and budget_bytes < 0):
+        raise ValueError(f"horizon_steps and budget_bytes must be 0 or more, found {horizon_steps} and {budget_bytes}")
     groups_of(coverage, topology)
     if objective == "nodes":
         if previous is not None or routing is None or coverage != "any":

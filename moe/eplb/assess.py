@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .cost import CostModel
+from .metrics import imbalance
 from .plan import Floats, Plan, rank_loads
 from .planner.bounds import Bounds, bounds
 from .planner.objective import step_seconds
@@ -33,7 +34,8 @@ def assess(
         cost: of a step; the defaults of ``CostModel`` without one.
         steps: steps that the load sums over.
         previous: [layers, slots] map that the ranks hold now; None: nothing, and nothing is counted as moved.
-        split: [layers, slots] load of each slot; None: even over the replicas of an expert.
+        split: [layers, slots] load of each slot; None: even over the replicas of an expert. The bound of
+            any other split is that of the largest replica alone.
         known_bounds: of this load and topology, where they are known already.
         kept: [layers] 1 where the layer is left as it was; None: nowhere.
         reason: for a log.
@@ -50,23 +52,13 @@ def assess(
         n_experts=experts,
         topology=topology,
         imbalance=imbalance(loads, topology),
-        bound=least.partner,
+        bound=least.partner if split is None else least.replica,  # what shares a rank with it may be as light as one likes
         seconds=float(step_seconds(slot_to_expert, load / steps, topology, cost, None if split is None else split / steps).sum()),
         moved=moved,
         expert_bytes=cost.expert_bytes,
         kept=np.zeros(layers, dtype=np.int64) if kept is None else kept,
         reason=reason,
     )
-
-
-def imbalance(loads: Floats, topology: Topology) -> Floats:
-    """[layers, ranks] loads -> [layers] time of the slowest rank over the time if all were equally busy; 1 without any load."""
-    usable = ~np.isin(np.arange(topology.n_ranks), sorted(topology.failed))
-    speed = np.ones(topology.n_ranks) if topology.speeds is None else np.array(topology.speeds, dtype=np.float64)
-    speed = speed / speed[usable].mean()
-    mean = loads.sum(1) / usable.sum()
-    worst = (loads / speed).max(1)
-    return np.where(mean > 0, worst / np.where(mean > 0, mean, 1.0), 1.0)
 
 
 def holds(slot_to_expert: Ints, n_experts: int, topology: Topology) -> np.ndarray:

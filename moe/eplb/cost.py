@@ -23,6 +23,16 @@ class CostModel:
     fixed_seconds: float = 2e-5  # launches of a layer
     copy_bytes_per_second: float = 4e10  # of a moving expert on its way to one rank
 
+    def __post_init__(self) -> None:
+        """ValueError: prices that make no time."""
+        prices = {name: getattr(self, name) for name in ("token_seconds", "expert_seconds", "fixed_seconds")}
+        if not all(0 <= price < float("inf") for price in prices.values()):
+            raise ValueError(f"cost: seconds must be finite and not negative, found {prices}")
+        if not self.expert_bytes >= 1 or not self.copy_bytes_per_second > 0:
+            raise ValueError(
+                f"cost: expert_bytes and copy_bytes_per_second must be above 0, found {self.expert_bytes} and {self.copy_bytes_per_second}"
+            )
+
     def layer_seconds(self, tokens: Floats, activated: Floats) -> Floats:
         """Seconds of layers: tokens [..., ranks] routed to each rank, activated [..., ranks] its experts that got any -> [...]."""
         busy: Floats = np.maximum(tokens * self.token_seconds, activated * self.expert_seconds)

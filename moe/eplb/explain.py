@@ -1,4 +1,4 @@
-"""Why a plan is as it is: of one expert, and of every rank and node."""
+"""Why an expert has the replicas that a plan gives it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from .plan import Floats, Plan, rank_loads
 
 def explain(plan: Plan, load: Floats, expert: int, *, layer: int = 0) -> str:
     """Some lines on one expert of one layer: its replicas, who they share a rank with, and why it has not one more.
+
+    Args:
+        plan: any.
+        load: [layers, experts] that it was made for.
+        expert: of that layer.
+        layer: place of the layer in the plan.
 
     Raises:
         ValueError: no such layer or expert.
@@ -33,21 +39,6 @@ def explain(plan: Plan, load: Floats, expert: int, *, layer: int = 0) -> str:
         lines.append(f"  slot {place}: rank {rank}, node {topology.nodes[rank]}, load of the rank {loads[rank]:g}, with experts {beside}")
     lines.append("  " + _why_not_more(weight, counts, expert, topology.n_ranks - len(topology.failed)))
     return "\n".join(lines)
-
-
-def rank_table(plan: Plan, load: Floats, *, layer: int) -> list[tuple[int, object, int, float]]:
-    """Rank, node, experts and load of every rank in one layer, the busiest first."""
-    loads = rank_loads(plan.slot_to_expert[layer][None], np.asarray(load, dtype=np.float64)[layer][None], plan.topology)[0]
-    filled = np.add.reduceat((plan.slot_to_expert[layer] >= 0).astype(np.int64), plan.topology.first_slot[:-1])
-    return [(int(rank), plan.topology.nodes[rank], int(filled[rank]), float(loads[rank])) for rank in (-loads).argsort(kind="stable")]
-
-
-def node_loads(plan: Plan, load: Floats) -> Floats:
-    """[layers, nodes] load of each node."""
-    loads = rank_loads(plan.slot_to_expert, np.asarray(load, dtype=np.float64), plan.topology)
-    member = plan.topology.node_of_rank[:, None] == np.arange(plan.topology.n_nodes)
-    result: Floats = loads @ member.astype(np.float64)
-    return result
 
 
 def _why_not_more(weight: Floats, counts: np.ndarray, expert: int, ranks: int) -> str:

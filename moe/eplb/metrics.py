@@ -32,6 +32,19 @@ class Balance:
         return asdict(self)
 
 
+#: field of Balance -> how tables call it, and whose measure it is
+MEASURES = {
+    "imbalance": "max/mean",
+    "worst": "worst",
+    "mean_over_max": "mean/max (SGLang)",
+    "means_over_maxima": "means/maxima (vLLM)",
+    "excess": "(max-mean)/mean (TRT-LLM)",
+    "cv": "CV",
+    "gini": "Gini",
+    "jain": "Jain",
+}
+
+
 def balance(loads: npt.ArrayLike, topology: Topology | None = None) -> Balance:
     """The measures of loads [..., ranks] (or [..., experts]): every leading index is a row.
 
@@ -43,7 +56,8 @@ def balance(loads: npt.ArrayLike, topology: Topology | None = None) -> Balance:
     Raises:
         ValueError: nothing to measure, or loads that are negative or not numbers.
     """
-    rows, weights = _rows(loads, topology)
+    rows, speed = _rows(loads, topology)
+    weights = speed / len(speed)
     busy = rows.max(1) > 0
     idle = int((~busy).sum())
     rows = rows[busy]
@@ -68,8 +82,8 @@ def balance(loads: npt.ArrayLike, topology: Topology | None = None) -> Balance:
 def imbalance(loads: npt.ArrayLike, topology: Topology | None = None) -> Floats:
     """Max / mean of loads [..., ranks] -> [...]; 1 where nothing was routed. Arguments as of ``balance``."""
     values = np.asarray(loads, dtype=np.float64)
-    rows, weights = _rows(values, topology)
-    mean, most = rows @ weights, rows.max(1)
+    rows, speed = _rows(values, topology)
+    mean, most = rows @ speed / len(speed), rows.max(1)
     found: Floats = np.divide(most, mean, out=np.ones_like(mean), where=mean > 0)
     return found.reshape(values.shape[:-1])
 
@@ -77,26 +91,25 @@ def imbalance(loads: npt.ArrayLike, topology: Topology | None = None) -> Floats:
 def gini(loads: npt.ArrayLike) -> Floats:
     """Gini index of loads [..., experts] -> [...]; 0 where nothing was routed."""
     values = np.asarray(loads, dtype=np.float64)
-    found: Floats = _gini(*_rows(values, None)).reshape(values.shape[:-1])
+    rows, speed = _rows(values, None)
+    found: Floats = _gini(rows, speed / len(speed)).reshape(values.shape[:-1])
     return found
 
 
 def _rows(loads: npt.ArrayLike, topology: Topology | None) -> tuple[Floats, Floats]:
-    """[rows, parts] loads (times where speeds differ), and the weight of each part, summing to 1."""
+    """[rows, parts] loads (times where speeds differ), and the speed of each part, 1 on average."""
     values = np.asarray(loads, dtype=np.float64)
     if values.ndim == 0 or values.size == 0:
         raise ValueError(f"balance: loads must be [..., ranks] with at least one row and one rank, found shape {values.shape}")
     rows = values.reshape(-1, values.shape[-1])
     if not (rows >= 0).all() or not np.isfinite(rows).all():
         raise ValueError("balance: loads must be finite and not negative; a count below zero has overflowed or was never written")
-    speeds = np.ones(rows.shape[1])
     if topology is not None:
         if topology.n_ranks != rows.shape[1]:
             raise ValueError(f"balance: loads have {rows.shape[1]} ranks and the topology {topology.n_ranks}")
-        alive = np.array([rank not in topology.failed for rank in range(topology.n_ranks)])
-        speeds = np.array(topology.speeds or speeds, dtype=np.float64)[alive]
-        rows = rows[:, alive] / speeds
-    return rows, speeds / speeds.sum()
+        speed = topology.speed[topology.alive]
+        return rows[:, topology.alive] / speed, speed
+    return rows, np.ones(rows.shape[1])
 
 
 def _deviation(rows: Floats, weights: Floats) -> Floats:

@@ -15,7 +15,7 @@ def rebalance_experts(
     """Placement of experts for a load, with the signature, shapes and dtypes of EPLB's function.
 
     Experts may be on any GPU: ``num_groups`` is taken and not used, as staying within a group's node costs more balance than it
-    saves (``plan_locality`` weighs both). Slots that cannot be divided by the GPUs are allowed: the first GPUs have one more.
+    saves (``plan_local`` weighs both). Slots that cannot be divided by the GPUs are allowed: the first GPUs have one more.
 
     Args:
         weight: [layers, logical experts] load, any number type, any device.

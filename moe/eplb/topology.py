@@ -28,8 +28,8 @@ class Topology:
             raise ValueError(f"topology: every rank needs a slot, found slots={self.slots}; name a failed rank in `failed` instead")
         if len(self.nodes) != n:
             raise ValueError(f"topology: {n} ranks have slots and {len(self.nodes)} have a node; give one node for each rank")
-        if self.speeds is not None and (len(self.speeds) != n or min(self.speeds) <= 0):
-            raise ValueError(f"topology: speeds must be {n} positive numbers, one for each rank, found {self.speeds}")
+        if self.speeds is not None and (len(self.speeds) != n or not all(0 < speed < float("inf") for speed in self.speeds)):
+            raise ValueError(f"topology: speeds must be {n} finite numbers above 0, one for each rank, found {self.speeds}")
         if not all(0 <= rank < n for rank in self.failed) or len(self.failed) == n:
             raise ValueError(f"topology: failed ranks {sorted(self.failed)} must be some of the ranks 0 to {n - 1}, and not all")
 
@@ -76,9 +76,21 @@ class Topology:
         return len(set(self.nodes))
 
     @cached_property
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """[ranks] whether a rank has not failed."""
+        return ~np.isin(np.arange(self.n_ranks), sorted(self.failed))
+
+    @cached_property
     def usable(self) -> npt.NDArray[np.bool_]:
         """[slots] whether a slot may hold an expert: its rank has not failed."""
-        return ~np.isin(self.rank_of_slot, sorted(self.failed))
+        return self.alive[self.rank_of_slot]
+
+    @cached_property
+    def speed(self) -> npt.NDArray[np.float64]:
+        """[ranks] speed of each rank, 1 on average over the ranks that have not failed."""
+        speeds = np.ones(self.n_ranks) if self.speeds is None else np.array(self.speeds, dtype=np.float64)
+        relative: npt.NDArray[np.float64] = speeds / speeds[self.alive].mean()
+        return relative
 
     @cached_property
     def first_slot(self) -> Ints:

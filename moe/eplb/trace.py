@@ -36,6 +36,10 @@ class LoadTrace:
                 raise ValueError(f"load trace: {name} has {len(values)} entries for {steps} steps")
         if self.counts.size and self.counts.min() < 0:
             raise ValueError(f"load trace: counts must not be negative, found {self.counts.min()}")
+        if self.counts.size and float(self.counts.max()) * steps * self.n_experts >= 2.0**63:
+            raise ValueError(
+                f"load trace: a count of {self.counts.max()} is more than any step routes, and sums would overflow; is it damaged?"
+            )
 
     @property
     def total(self) -> Ints:

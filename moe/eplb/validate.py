@@ -40,6 +40,17 @@ def validate(slot_to_expert: Ints, n_experts: int, topology: Topology, *, duplic
     return problems
 
 
+def check_complete(slot_to_expert: Ints, n_experts: int, topology: Topology, name: str) -> None:
+    """Refuse a map that would not compute every token: what is measured on it would leave tokens out. Duplicates are no reason.
+
+    Raises:
+        ValueError: with the map's name and its first problem.
+    """
+    problems = validate(slot_to_expert, n_experts, topology, duplicates=False)
+    if problems:
+        raise ValueError(f"{name}: {problems[0]}")
+
+
 def count_duplicates(slot_to_expert: Ints, n_experts: int, topology: Topology) -> Ints:
     """[layers] slots whose expert another slot of the same rank holds already."""
     counts = np.zeros((len(slot_to_expert), topology.n_ranks, n_experts + 1), dtype=np.int64)

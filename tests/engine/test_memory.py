@@ -25,6 +25,8 @@ def test_weights_and_the_cache_on_cpus_heed_the_limit(limited):
     memory.check_weights(500 << 20, cpu, 2)
     with pytest.raises(ValueError, match="0.5 GB are free in host memory for each of 2 ranks"):
         memory.check_weights(600 << 20, cpu, 2)
+    with pytest.raises(ValueError, match="take 0.3 GB and buffers of moving experts 0.3 GB, .*; lower staging_experts"):
+        memory.check_weights(300 << 20, cpu, 2, staging=300 << 20)
     assert memory.free_bytes(cpu, EngineConfig(model="tiny"), 2) == int((1 << 30) * memory.CPU_SHARE) // 2
 
 

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from ....moe.eplb.assess import imbalance
 from ....moe.eplb.choice.water import WaterFill
 from ....moe.eplb.locality.fan_out import FanOut, choose_even, fan_out
 from ....moe.eplb.locality.near_plan import plan_near
 from ....moe.eplb.locality.routing import Routing, make_router
 from ....moe.eplb.locality.soft import plan_local
+from ....moe.eplb.metrics import imbalance
 from ....moe.eplb.plan import Floats, rank_loads
 from ....moe.eplb.planner.slack import plan_slack
 from ....moe.eplb.planner.static import plan_static

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ....moe.eplb.api import make_plan
-from ....moe.eplb.assess import arrivals, imbalance
+from ....moe.eplb.assess import arrivals
+from ....moe.eplb.metrics import imbalance
 from ....moe.eplb.plan import Floats, rank_loads
 from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.replan.coverage import losses

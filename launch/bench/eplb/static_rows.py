@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ....moe.eplb.assess import imbalance
+from ....moe.eplb.metrics import imbalance
 from ....moe.eplb.plan import Floats, Plan, rank_loads
 from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology

@@ -19,21 +19,30 @@ from ..results import Row
 from .replay import POLICIES, Timer, fitted_rows, host_timer, replay, rows_of, runner
 from .slots import expert_state, slot_rows
 
+#: size -> on a GPU, on a CPU, what it is
+_SIZES = {
+    "hidden": (7168, 128, "Values of a token, a multiple of 128"),
+    "inner": (2048, 128, "Width of an expert, a multiple of 128"),
+    "experts": (256, 32, "Logical experts, in 8 groups"),
+    "slots": (288, 40, "Slots of all ranks"),
+    "ranks": (32, 4, "Expert-parallel ranks"),
+    "nodes": (4, 2, "Nodes that they are on"),
+    "layers": (3, 1, "Layers, of little to much skew"),
+    "prefill_tokens": (4096, 64, "Tokens of a rank in a prefill step; 0: none"),
+    "decode_tokens": (128, 8, "Tokens of a rank in a decode step; 0: none"),
+}
+_MAY_BE_NONE = ("prefill_tokens", "decode_tokens")
+
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
     parser.add_argument("--only", choices=("slots", "replay"), help="One part; both by default.")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the replay alone, by the plain torch versions.")
-    shape = parser.add_argument_group("shapes", "DeepSeek-V3's by default")
-    shape.add_argument("--hidden", type=int, default=7168, metavar="N", help="Values of a token.")
-    shape.add_argument("--inner", type=int, default=2048, metavar="N", help="Width of an expert, a multiple of 128.")
-    shape.add_argument("--experts", type=int, default=256, metavar="N", help="Logical experts, in 8 groups.")
-    shape.add_argument("--slots", type=int, default=288, metavar="N", help="Slots of all ranks.")
-    shape.add_argument("--ranks", type=int, default=32, metavar="N", help="Expert-parallel ranks.")
-    shape.add_argument("--nodes", type=int, default=4, metavar="N", help="Nodes that they are on.")
-    shape.add_argument("--layers", type=int, default=3, metavar="N", help="Layers, of little to much skew.")
-    shape.add_argument("--prefill-tokens", type=int, default=4096, metavar="N", help="Tokens of a rank in a prefill step; 0: none.")
-    shape.add_argument("--decode-tokens", type=int, default=128, metavar="N", help="Tokens of a rank in a decode step; 0: none.")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the replay alone, by the plain torch versions, small."
+    )
+    shape = parser.add_argument_group("shapes", "Left out: DeepSeek-V3's on a GPU, small ones on a CPU, which end within a minute.")
+    for name, (_, _, what) in _SIZES.items():
+        shape.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{what} ({_defaults(name)}).")
     shape.add_argument("--permuted", default="9,36", metavar="N,..", help="Slots of a rank that change places.")
     add_output_flags(parser)
 
@@ -43,11 +52,9 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("bench eplb-gpu needs a CUDA device, found none; --device cpu runs the replay by the plain torch versions")
-    for name in ("hidden", "inner", "experts", "slots", "ranks", "nodes", "layers"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, found {getattr(args, name)}")
-    if args.hidden % 128 or args.inner % 128:
-        raise ValueError(f"--hidden {args.hidden} and --inner {args.inner} must be multiples of 128, the blocks of FP8 experts")
+    if args.device == "cpu" and args.only == "slots":
+        raise ValueError("--only slots needs a CUDA device: slots are permuted on a GPU; leave --only out, or give --only replay")
+    _complete(args)
     rows = []
     for row in _rows(args):
         rows.append(row)
@@ -56,13 +63,44 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(row.met is not False for row in rows) else 1
 
 
+def _defaults(name: str) -> str:
+    on_gpu, on_cpu, _ = _SIZES[name]
+    return f"default: {on_gpu}, on a CPU {on_cpu}"
+
+
+def _complete(args: argparse.Namespace) -> None:
+    """Fill in the sizes that were left out, for the device.
+
+    Raises:
+        ValueError: a size that makes no sense, or nothing to replay.
+    """
+    for name, (on_gpu, on_cpu, _) in _SIZES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, on_gpu if args.device == "cuda" else on_cpu)
+        least = 0 if name in _MAY_BE_NONE else 1
+        if getattr(args, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, found {getattr(args, name)}")
+    if args.hidden % 128 or args.inner % 128:
+        raise ValueError(f"--hidden {args.hidden} and --inner {args.inner} must be multiples of 128, the blocks of FP8 experts")
+    if args.only != "slots" and not args.prefill_tokens and not args.decode_tokens:
+        raise ValueError("--prefill-tokens 0 and --decode-tokens 0 leave nothing to replay; give one of them, or --only slots")
+
+
 def _rows(args: argparse.Namespace) -> Iterator[Row]:
     if args.only != "replay" and args.device == "cuda":
-        yield from slot_rows([int(n) for n in args.permuted.split(",")], args.hidden, args.inner)
+        yield from slot_rows(_numbers(args.permuted), args.hidden, args.inner)
     if args.only != "slots":
         for name, tokens in (("prefill", args.prefill_tokens), ("decode", args.decode_tokens)):
             if tokens:
                 yield from _replayed(args, name, tokens)
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers of slots. ValueError: something else."""
+    found = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(found) < 2:
+        raise ValueError(f"--permuted must be numbers of slots, 2 or more each, with commas between them; found {text!r}")
+    return found
 
 
 def _replayed(args: argparse.Namespace, name: str, tokens: int) -> Iterator[Row]:

@@ -41,8 +41,14 @@ class Replayed:
         return float(self.tokens.max() / max(self.tokens.mean(), 1e-9))
 
 
-def place(policy: str, load: Floats, topology: Topology) -> tuple[Ints, Topology]:
-    """Slots [layers, slots] for a load [layers, experts], and their topology: without replicas it has fewer slots.
+def place(policy: str, load: Floats, topology: Topology, *, steps: float = 1.0) -> tuple[Ints, Topology]:
+    """Slots [layers, slots] and their topology: without replicas it has fewer slots.
+
+    Args:
+        policy: one of ``POLICIES``.
+        load: [layers, experts] choices that the placement is planned for.
+        topology: ranks and slots.
+        steps: steps that the load is as much as; "activated" depends on how many choices one step has.
 
     Raises:
         ValueError: an unknown policy.
@@ -56,7 +62,7 @@ def place(policy: str, load: Floats, topology: Topology) -> tuple[Ints, Topology
     if policy in ("plan", "plan filled"):
         return plan_static(load, topology).slot_to_expert, topology
     if policy == "activated":
-        return make_plan(load, topology, objective="activated", steps=max(load.sum() / len(load) / 1024, 1.0)).slot_to_expert, topology
+        return make_plan(load, topology, objective="activated", steps=steps).slot_to_expert, topology
     raise ValueError(f"policy of the replay must be one of {', '.join(POLICIES)}, found {policy!r}")
 
 
@@ -78,7 +84,7 @@ def replay(
         run: a rank's list -> a call that computes its experts.
         timer: microseconds of a call.
     """
-    slots, machine = place(policy, planned, topology)
+    slots, machine = place(policy, planned, topology, steps=float(planned.sum() / routing.load.sum()))
     found = []
     for layer in range(routing.n_layers):
         shares = water_fill(routing.load[layer : layer + 1], slots[layer : layer + 1], machine)[0] if policy.endswith("filled") else None
@@ -110,17 +116,24 @@ def rows_of(name: str, replayed: list[Replayed], params: dict[str, Any]) -> list
 
 
 def fitted_rows(name: str, replayed: list[Replayed], params: dict[str, Any]) -> list[Row]:
-    """Nanoseconds of a token and of an activated expert in these lists (least squares): what ``CostModel`` wants to be told."""
+    """Nanoseconds of a token and of an activated expert in these lists (least squares, one by one): where one of them explains nearly
+    all, the step is bound by it, and this is what ``CostModel`` wants to be told.
+
+    There is no row where lists do not differ in it, or where more of it takes no longer: that is noise, not a time.
+    """
     tokens, activated, us = (np.concatenate([getattr(entry, what) for entry in replayed]) for what in ("tokens", "activated", "us"))
+    ran = tokens > 0  # a rank without tokens launches nothing: its 0 us do not belong on the line
     rows = []
-    for what, count in (("token", tokens), ("activated expert", activated)):
-        if np.ptp(count) == 0:
+    for what, count in (("a token", tokens[ran]), ("an activated expert", activated[ran])):
+        if len(count) < 2 or np.ptp(count) == 0:
             continue
-        slope, start = np.polyfit(count, us, 1)
-        part = float(np.corrcoef(count, us)[0, 1] ** 2)
+        slope, start = np.polyfit(count, us[ran], 1)
+        if slope <= 0:
+            continue
+        part = float(np.corrcoef(count, us[ran])[0, 1] ** 2)
         rows.append(
             Row(
-                name=f"time of a {what}, {name}", params={**params, "explains": round(part, 3), "fixed_us": round(float(start), 1)},
+                name=f"time of {what}, {name}", params={**params, "explains": round(part, 3), "fixed_us": round(float(start), 1)},
                 value=1e3 * float(slope), unit="ns", better="lower",
             )
         )  # fmt: skip

@@ -29,8 +29,8 @@ class ExpertMap:
         layers, slots = self.slot_to_expert.shape
         if len(self.layer_ids) != layers:
             raise ValueError(f"expert map: {layers} layers of slots and {len(self.layer_ids)} layer ids; give one for each")
-        if len(set(self.layer_ids)) != layers:
-            raise ValueError(f"expert map: layer ids must differ, found {self.layer_ids}")
+        if len(set(self.layer_ids)) != layers or min(self.layer_ids, default=0) < 0:
+            raise ValueError(f"expert map: layer ids must be 0 or more and differ, found {self.layer_ids}")
         if self.topology is not None and self.topology.n_slots != slots:
             raise ValueError(f"expert map: {slots} slots and a topology of {self.topology.n_slots}; give the topology of this map")
         outside = (self.slot_to_expert < -1) | (self.slot_to_expert >= self.n_experts)

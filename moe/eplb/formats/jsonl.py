@@ -89,7 +89,7 @@ def read_load(raw: Raw, options: ReadOptions) -> LoadTrace:
     counts = counts_of([line["counts"] for line in lines], f"{raw.name}: counts") if lines else np.zeros(shape, dtype=np.int64)
     if counts.shape[1:] != shape[1:]:
         raise ValueError(f"{raw.name}: counts are of {counts.shape[1:]} layers and experts, and its first line says {shape[1:]}")
-    note = {key: head.get(key) for key in ("layer_ids", "top_k", "n_ranks", "meta")}
+    note = {key: head.get(key) for key in ("layer_ids", "n_steps", "top_k", "n_ranks", "meta")}
     for name in ("tokens", "phase", "domain"):
         note[name] = [line[name] for line in lines] if head.get("steps_have", {}).get(name) else None
     return with_note(counts, note)

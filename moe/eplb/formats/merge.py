@@ -101,6 +101,9 @@ def _check_apart(traces: Sequence[LoadTrace]) -> None:
     experts = sorted({trace.n_experts for trace in traces})
     if len(experts) != 1:
         raise ValueError(f"merge: the dumps have different numbers of experts, {experts}; they are not of one model")
+    choices = sorted({trace.top_k for trace in traces if trace.top_k is not None})
+    if len(choices) > 1:
+        raise ValueError(f"merge: tokens of the dumps have different numbers of choices, top_k {choices}; they are not of one model")
     said = [rank for trace in traces for rank in _ranks(trace)]
     twice = sorted({rank for rank in said if said.count(rank) > 1})
     if twice:

@@ -18,6 +18,7 @@ def note_of(trace: LoadTrace) -> dict[str, Any]:
     """JSON values."""
     return {
         "layer_ids": list(trace.layer_ids),
+        "n_steps": trace.n_steps,
         "top_k": trace.top_k,
         "tokens": None if trace.tokens is None else trace.tokens.tolist(),
         "phase": None if trace.phase is None else [PHASES[phase] for phase in trace.phase],
@@ -35,6 +36,8 @@ def with_note(counts: Ints, note: Mapping[str, Any]) -> LoadTrace:
     """
     try:
         phase, domain, tokens = note.get("phase"), note.get("domain"), note.get("tokens")
+        if note.get("n_steps") not in (None, len(counts)):
+            raise ValueError(f"load trace: {note['n_steps']} steps were written and {len(counts)} are there; was the file cut?")
         return LoadTrace(
             counts=counts,
             layer_ids=tuple(int(layer) for layer in note["layer_ids"]),

@@ -71,6 +71,8 @@ def read_load(
     options = ReadOptions(
         n_experts=n_experts, layer_ids=None if layer_ids is None else tuple(layer_ids), scale=scale, slot_to_expert=slot_to_expert
     )
+    if scale is not None and not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be a finite number above 0, found {scale}")
     sources = [source] if isinstance(source, str | Path) else list(source)
     found = []
     for each in [file for one in sources for file in _dumps(one)]:
@@ -204,8 +206,9 @@ def _picked(trace: LoadTrace, options: ReadOptions, name: str) -> LoadTrace:
         return trace
     row = {layer: i for i, layer in enumerate(trace.layer_ids)}
     absent = [layer for layer in options.layer_ids if layer not in row]
-    if absent:
-        raise ValueError(f"{name}: layers {absent} are not in it; it has {list(trace.layer_ids)}")
+    if absent or len(set(options.layer_ids)) < len(options.layer_ids):
+        what = f"layers {absent} are not in it" if absent else f"layers {list(options.layer_ids)} were asked for, some twice"
+        raise ValueError(f"{name}: {what}; it has {list(trace.layer_ids)}")
     return replace(trace, counts=trace.counts[:, [row[layer] for layer in options.layer_ids]], layer_ids=options.layer_ids)
 
 

@@ -133,7 +133,11 @@ def _with_meta(trace: LoadTrace, more: dict[str, str]) -> LoadTrace:
 
 
 def _every_layer(trace: LoadTrace) -> Ints:
-    """[steps, model layers, experts]: layers that are not in the trace are zero."""
+    """[steps, model layers, experts]: layers that are not in the trace are zero. ValueError: ids that number no layers."""
+    if min(trace.layer_ids, default=0) < 0 or len(set(trace.layer_ids)) < len(trace.layer_ids):
+        raise ValueError(
+            f"SGLang's dump has a row for each layer of the model; layer ids must be 0 or more, each once, found {trace.layer_ids}"
+        )
     whole = np.zeros((trace.n_steps, max(trace.layer_ids) + 1, trace.n_experts), dtype=np.int64)
     whole[:, list(trace.layer_ids)] = trace.counts
     return whole

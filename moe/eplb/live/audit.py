@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -10,6 +12,7 @@ from .digest import Digest
 from .mover import Mover
 
 _SHOWN = 5
+_IDLE_S = 60.0  # for the worker thread to be done with what was given up
 
 
 class Audit:
@@ -24,7 +27,12 @@ class Audit:
         """Problems, the same on all ranks; [] if there are none. Collective; no cycle may be under way, and steps stand still.
 
         Reads all experts of the rank once.
+
+        Raises:
+            RuntimeError: the worker thread, which uses the same buffers, is not done with a cycle that was given up.
         """
+        if not self._mover.worker.start(lambda: None).wait(time.monotonic() + _IDLE_S):
+            raise RuntimeError(f"audit: rank {self._mover.rank} is still at work for a cycle that was given up, after {_IDLE_S:g} s")
         found = self._gather(self._own())
         problems = []
         slots, n_experts = self._mover.slots, self._mover.n_experts

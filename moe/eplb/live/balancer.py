@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -131,8 +132,8 @@ class LiveBalancer:
 
     def close(self) -> None:
         """Give up what is under way on this rank. Called on all ranks, before the process groups are left."""
-        if self.cycle is not None and self.cycle.moving is not None:
-            self.cycle.moving.gate.shut()
+        if self.cycle is not None:
+            self.cycle.give_up()
         self.cycle = None
         self.mover.close()
 
@@ -151,10 +152,11 @@ class LiveBalancer:
             self._due = self._boundaries + self.config.interval
         self._cycles += 1
         mover = self.mover
-        job = mover.worker.start(partial(self.planner.run, taken(self.counts), mover.slots, mover.topology, mover.members))
+        given_up = threading.Event()
+        job = mover.worker.start(partial(self.planner.run, taken(self.counts), mover.slots, mover.topology, mover.members, given_up))
         self.cycle = Cycle(
             number=self._cycles, begun=step, boundary=self._boundaries, job=job, phase_boundary=self._boundaries,
-            received=mover.stats.received,
+            received=mover.stats.received, given_up=given_up,
         )  # fmt: skip
 
     def _go_on(self, step: int) -> CycleReport | None:
@@ -208,8 +210,7 @@ class LiveBalancer:
         return None
 
     def _abort(self, cycle: Cycle, decision: Decision, step: int) -> CycleReport:
-        if cycle.moving is not None:
-            cycle.moving.gate.shut()
+        cycle.give_up()
         own = cycle.problems
         if own:
             log.warning("rank %d: cycle %d of expert balancing failed here: %s", self.rank, cycle.number, "; ".join(own))

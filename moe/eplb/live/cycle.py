@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from .decision import Status
@@ -25,11 +26,18 @@ class Cycle:
     batch: int = 0  # of those of ``planned``, the one under way
     layers: set[int] = field(default_factory=set)  # changed so far
     received: int = 0  # experts of this rank, by the statistics, when it began
+    given_up: threading.Event = field(default_factory=threading.Event)  # nobody wants the plan any more
     voteless: list[str] = field(default_factory=list)  # why this rank could not vote
 
     def move(self, moving: Moving) -> None:
         """The next batch is under way."""
         self.moving, self.job = moving, moving.job
+
+    def give_up(self) -> None:
+        """The thread does no more for it than others wait for."""
+        self.given_up.set()
+        if self.moving is not None:
+            self.moving.gate.shut()
 
     @property
     def problems(self) -> list[str]:

@@ -142,7 +142,7 @@ def _check(rank: int, topology: Topology, n_experts: int, slots: Ints, states: S
 
 
 def _compare(mover: Mover, config: LiveConfig, slots: Ints) -> None:
-    """ValueError if another rank has other settings, another placement or another layout of experts."""
+    """ValueError, on every rank, if one has other settings, another placement or another layout of experts."""
     placement = f"checksum {zlib.crc32(slots.tobytes()):x}"
     texts = {
         "settings of expert balancing": repr(config),
@@ -151,10 +151,13 @@ def _compare(mover: Mover, config: LiveConfig, slots: Ints) -> None:
     }
     mine = torch.tensor([zlib.crc32(text.encode()) for text in texts.values()], dtype=torch.int64)
     size, rank = mover.transport.size, mover.rank
-    for offset in range(1, size):
+    odd: dict[str, list[int]] = {name: [] for name in texts}
+    for offset in range(1, size):  # to the end, so that no rank waits for one that has found a difference
         theirs, peer = torch.zeros_like(mine), (rank - offset) % size
         mover.transport.exchange((mine, (rank + offset) % size), (theirs, peer))
-        odd = [name for name, here, there in zip(texts, mine.tolist(), theirs.tolist(), strict=True) if here != there]
-        if odd:
-            here = "; ".join(texts[name] for name in odd)
-            raise ValueError(f"ranks {rank} and {peer} of the expert group have different {' and '.join(odd)}; on rank {rank}: {here}")
+        for name, here, there in zip(texts, mine.tolist(), theirs.tolist(), strict=True):
+            if here != there:
+                odd[name].append(peer)
+    found = [f"different {name} than ranks {sorted(peers)}: {texts[name]} here" for name, peers in odd.items() if peers]
+    if found:
+        raise ValueError(f"rank {rank} of the expert group has {'; '.join(found)}")

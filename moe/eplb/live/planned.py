@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,10 +58,22 @@ class Planner:
     transport: Transport
     make_plan: MakePlan
     probe: Probe
+    _given_up: threading.Event = field(default_factory=threading.Event, init=False)  # of the present run
 
-    def run(self, counts: Callable[[], Counts], now: Ints, topology: Topology, members: Sequence[int]) -> Planned:
-        """In the worker thread. ``counts`` gives this rank's [layers, experts]; ``members``: ranks that take part, ascending."""
+    def run(
+        self, counts: Callable[[], Counts], now: Ints, topology: Topology, members: Sequence[int], given_up: threading.Event | None = None
+    ) -> Planned:
+        """In the worker thread.
+
+        Args:
+            counts: gives this rank's [layers, experts].
+            now: [layers, slots] placement.
+            topology: of the slots.
+            members: ranks that take part, ascending.
+            given_up: set once nobody wants the plan any more: messages still go round, but nothing else is done.
+        """
         found = Planned()
+        self._given_up = given_up or threading.Event()
         mine = self._counted(counts, now, found)
         message: PlanMessage | None
         if self.rank == members[0]:
@@ -111,6 +124,7 @@ class Planner:
         try:
             if found.problems or int(total[-1]):
                 raise ValueError(found.problems[0] if found.problems else f"{int(total[-1])} ranks have no counts")
+            self._check_wanted()
             load = total[:-1].view(len(now), -1).numpy().astype(np.float64)
             self.probe("plan")
             plan = self.make_plan(load, now)
@@ -135,11 +149,16 @@ class Planner:
             return None
         return PlanMessage.decode(words, now.shape)
 
+    def _check_wanted(self) -> None:
+        if self._given_up.is_set():
+            raise ValueError("the cycle was given up while other work was under way")
+
     def _accept(self, message: PlanMessage, now: Ints, topology: Topology, found: Planned) -> None:
         """Check the plan and make its batches, on every rank for itself."""
         try:
             if not message.good:
                 raise ValueError(message.text)
+            self._check_wanted()
             self.probe("validate")
             problems = validate(message.slots, self.n_experts, topology, duplicates=False)
             if problems:

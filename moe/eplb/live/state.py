@@ -158,9 +158,8 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         dot = f"{prefix}." if prefix else ""
         for name, value in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
             yield from walk(dot + name, value)
-        for name, value in vars(part).items():
-            if not name.startswith("_"):
-                yield from walk(dot + name, value)
+        for name, value in vars(part).items():  # those of private names too: a derived tensor is hidden there most likely
+            yield from walk(dot + name, value)
 
 
 def agree_layouts(states: Sequence[ExpertState]) -> Layout:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..trace import PHASES
+
+_MOST_TOKENS = 10**12  # of a step: sums of steps and choices stay exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,13 @@ class SynthConfig:
     def __post_init__(self) -> None:
         """ValueError: a value that makes no load."""
         low, high = self.sigma
+        if not all(math.isfinite(value) for value in (*self.sigma, self.noise, self.memory, self.dwell, self.drift)):
+            raise ValueError("synth: sigma, noise, memory, dwell and drift must be finite numbers")
+        if min(self.seed, self.first_layer) < 0 or max(self.tokens, self.decode_tokens or 0) > _MOST_TOKENS:
+            raise ValueError(
+                f"synth: seed and first_layer must be 0 or more and tokens at most {_MOST_TOKENS:,}, found seed={self.seed}, "
+                f"first_layer={self.first_layer}, tokens={self.tokens}, decode_tokens={self.decode_tokens}"
+            )
         if min(self.n_layers, self.n_experts, self.n_steps, self.tokens) < 1 or not 1 <= self.top_k <= self.n_experts:
             raise ValueError(
                 f"synth: needs layers, experts, steps and tokens of one or more and 1 <= top_k <= experts, found layers={self.n_layers}, "

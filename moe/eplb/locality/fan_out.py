@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..assess import imbalance
+from ..metrics import imbalance
 from ..plan import Floats, replica_counts
 from ..topology import Ints, Topology
 from .routing import Routing, count

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..assess import imbalance
+from ..metrics import imbalance
 from ..plan import Floats, rank_loads
 from ..topology import Ints, Topology
 from .fan_out import replica_table, touched
@@ -53,9 +53,8 @@ class NearChoice:
             loads: [layers, ranks] tokens that came to each rank under these prices: of steps together that are many against chance.
             step: by which a rank gets dearer that had twice its share; smaller with every correction, prices settle.
         """
-        usable = ~np.isin(np.arange(self.topology.n_ranks), sorted(self.topology.failed))
-        speeds = np.ones(self.topology.n_ranks) if self.topology.speeds is None else np.array(self.topology.speeds)
-        fair = loads.sum(1, keepdims=True) * speeds / speeds[usable].sum()
+        usable, speed = self.topology.alive, self.topology.speed
+        fair = loads.sum(1, keepdims=True) * speed / usable.sum()
         dearer = np.where(usable & (fair > 0), step * (loads / np.maximum(fair, 1e-300) - 1), 0.0)
         return replace(self, price=self.price + dearer[:, self.topology.rank_of_slot])
 

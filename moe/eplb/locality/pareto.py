@@ -15,8 +15,8 @@ WEIGHTS = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trade:
-    """A point of the curve; means over layers."""
+class NodeTrade:
+    """A point between few nodes a token and balance; means over layers."""
 
     weight: float  # imbalance that one node less a token was worth
     imbalance: float  # largest over mean rank load
@@ -29,7 +29,7 @@ class Trade:
 
 def pareto(
     load: Floats, routing: Routing, topology: Topology, *, weights: Sequence[float] = WEIGHTS, n_groups: int = 1
-) -> tuple[Trade, ...]:
+) -> tuple[NodeTrade, ...]:
     """Balance against nodes a token, by the one weight of ``plan_local``.
 
     Args:
@@ -54,7 +54,7 @@ def pareto(
         plan = plan_local(load, sample, topology, weight=weight, n_groups=n_groups)
         out = fan_out(choose_even(judges, plan.slot_to_expert), topology)
         trades.append(
-            Trade(
+            NodeTrade(
                 weight=weight,
                 imbalance=float(plan.imbalance.mean()),
                 worst=float(plan.imbalance.max()),

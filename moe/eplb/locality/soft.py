@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..assess import assess, imbalance
+from ..assess import assess
 from ..cost import CostModel
+from ..metrics import imbalance
 from ..plan import Floats, Plan, rank_loads
 from ..planner.seats import Seats
 from ..planner.static import check_room, checked_load, keep_slots, plan_static
@@ -88,7 +89,10 @@ class Residents:
 
 
 def settle_nodes(load: Floats, sample: Routing, nodes: Nodes, weight: float, block: Ints) -> Residents:
-    """Experts to nodes; an expert that is too hot for one node is several, among which its tokens are dealt."""
+    """Experts to nodes; an expert that is too hot for one node is several, among which its tokens are dealt.
+
+    Load [layers, experts]; block [layers, experts] which experts start together, as ``communities.blocks`` has it.
+    """
     layers, experts = load.shape
     share = load / np.maximum(load.sum(1, keepdims=True), 1e-300)
     parts = Parts.of(share, nodes)

@@ -33,7 +33,7 @@ def bounds(load: Floats, topology: Topology) -> Bounds:
 
 
 def bounds_from(load: Floats, peaks: Floats, seats: Seats) -> Bounds:
-    """Bounds of each layer, from what ``share_out`` returned for all seats."""
+    """Bounds of each layer: load [layers, experts], and the peaks [layers, spare + 1] that ``share_out`` returned for all seats."""
     mean = load.sum(1) / seats.n_rows
     mean = np.where(mean > 0, mean, 1.0)
     fastest = seats.speed.max()

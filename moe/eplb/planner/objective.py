@@ -64,7 +64,7 @@ class Objective:
 
 
 def activation(tokens: Floats) -> Floats:
-    """Chance that a replica which expects so many tokens gets one or more: 1 - exp(-tokens)."""
+    """[...] chance that a replica which expects so many tokens [...] of a step gets one or more: 1 - exp(-tokens)."""
     chance: Floats = -np.expm1(-tokens)
     return chance
 

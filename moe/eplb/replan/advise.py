@@ -84,7 +84,7 @@ def advise(
         ValueError: no number of slots to try, or one that is fewer than experts or ranks.
     """
     load, cost = checked_load(load), cost or CostModel()
-    if n_ranks < 1 or target < 1:
+    if n_ranks < 1 or not target >= 1:
         raise ValueError(f"advise: needs one rank or more and a target of 1 or more, found n_ranks={n_ranks} and target={target}")
     fewest = -(-load.shape[1] // n_ranks)
     tried = sorted(set(slots)) if slots is not None else [n_ranks * each for each in range(fewest, fewest + _MORE + 1)]

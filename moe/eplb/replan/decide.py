@@ -122,8 +122,9 @@ def _follow(chosen: Ints, layer: Ints, taken: list[tuple[int, int]]) -> Ints:
 def steps_of(layer: Ints, value: Floats, total: Ints, first: Ints) -> tuple[Ints, list[tuple[int, int]]]:
     """Where each layer begins, and steps (from point, to point) of all layers, those with the largest gain for an expert moved first.
 
-    A layer's steps are the edges of the lower convex hull of its points (experts moved, value): along it the gain for an expert only falls,
-    so that steps of a layer come in their order.
+    Of points [points] in order of their layers: ``layer``, ``value`` (seconds or score, to be made small) and ``total`` experts that
+    move; ``first`` [layers] is the first point of each layer. A layer's steps are the edges of the lower convex hull of its points
+    (experts moved, value): along it the gain for an expert only falls, so that steps of a layer come in their order.
     """
     base, steps = first.copy(), []
     ends = np.append(first[1:], len(layer))

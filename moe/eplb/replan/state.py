@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..plan import Floats, replica_counts
-from ..planner.objective import Objective, speeds
+from ..planner.objective import Objective
 from ..topology import Ints, Topology
 
 _EVEN = 3e-4  # weight of evenness below the limit
@@ -62,8 +62,8 @@ class SearchState:
         self.layers = np.arange(len(slots))
         self.slots = np.where(slots < 0, self.n_experts, slots)
         self.load = np.concatenate([load, np.zeros((len(load), 1))], axis=1)
-        self.alive = ~np.isin(np.arange(topology.n_ranks), sorted(topology.failed))
-        self.pace = 1.0 / speeds(topology)  # [R]
+        self.alive = topology.alive
+        self.pace = 1.0 / topology.speed  # [R]
         self.groups, self.spread, self.everyone = groups, spread, everyone
         self.counts = replica_counts(self.slots, self.n_experts + 1)
         self.holds = self._held(self.slots, topology.rank_of_slot)

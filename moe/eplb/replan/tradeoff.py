@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..api import had_by_ranks, held_slots
-from ..assess import imbalance
 from ..cost import CostModel
+from ..metrics import imbalance
 from ..plan import Floats, Plan, rank_loads
 from ..planner.objective import Objective, step_seconds
 from ..planner.static import checked_load
@@ -19,8 +19,8 @@ from .incremental import search
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trade:
-    """One placement on the way."""
+class MoveTrade:
+    """A placement between staying put and the best balance that moves reach."""
 
     moves: int  # experts that arrive on ranks
     bytes: int  # of them
@@ -42,7 +42,7 @@ def tradeoff(
     target: float = 1.003,
     points: int = 16,
     cost: CostModel | None = None,
-) -> tuple[Trade, ...]:
+) -> tuple[MoveTrade, ...]:
     """Placements from what is held now (mended where something is missing) to the target: each moves more and is better balanced.
 
     Args:
@@ -77,9 +77,9 @@ def tradeoff(
     return tuple(found)
 
 
-def _trade(slots: Ints, arrivals: Ints, load: Floats, topology: Topology, steps: float, cost: CostModel) -> Trade:
+def _trade(slots: Ints, arrivals: Ints, load: Floats, topology: Topology, steps: float, cost: CostModel) -> MoveTrade:
     balance = imbalance(rank_loads(slots, load, topology), topology)
-    return Trade(
+    return MoveTrade(
         moves=int(arrivals.sum()),
         bytes=int(arrivals.sum()) * cost.expert_bytes,
         move_seconds=cost.move_seconds(arrivals),

@@ -23,6 +23,7 @@ from ..simulation.rules import POLICIES, Rules
 from ..simulation.step import in_order
 from ..topology import Ints, Topology
 from ..trace import LoadTrace
+from ..validate import check_complete
 
 _POINTS = 14  # of the curve of bytes against balance
 _FINE = 1.0005  # target of its last point: as even as can be
@@ -126,7 +127,9 @@ def _plans(trace: LoadTrace, topology: Topology, before: Ints | None, name: str,
     """What is placed, under its name, the plan, and the published algorithm's if it can plan for this machine."""
     cost, load, steps = rules.cost, trace.total.astype(np.float64), float(trace.n_steps)
     held = in_order(len(load), trace.n_experts, topology) if before is None else before
+    check_complete(held, trace.n_experts, topology, name)
     new = make_plan(load, topology, steps=steps, cost=cost).slot_to_expert if after is None else after
+    check_complete(new, trace.n_experts, topology, "plan")
     plans = {
         name: assess(held, load, topology, cost=cost, steps=steps),
         "plan": assess(new, load, topology, cost=cost, steps=steps, previous=held),

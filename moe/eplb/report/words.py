@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..metrics import Balance
+from ..metrics import MEASURES, Balance
 from .gather import Report
 
 Table = tuple[list[str], list[list[str]], list[str]]  # header, rows, first cells of the rows that are ours
-
-#: field of Balance -> heading
-MEASURES = {
-    "imbalance": "max/mean",
-    "worst": "worst layer",
-    "mean_over_max": "mean/max: SGLang",
-    "means_over_maxima": "means/maxima: vLLM",
-    "excess": "excess: TRT-LLM",
-    "cv": "CV",
-    "gini": "Gini",
-    "jain": "Jain",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

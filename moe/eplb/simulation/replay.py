@@ -11,6 +11,7 @@ from ..assess import arrivals
 from ..plan import Floats, rank_loads
 from ..topology import Ints, Topology
 from ..trace import LoadTrace
+from ..validate import check_complete
 from .outcome import Decision, Outcome
 from .policies import Policy, make_policy
 from .rules import Rules
@@ -57,6 +58,7 @@ def simulate(
             f"simulate: the first placement has shape {start.shape}; the trace's layers and the machine's slots need "
             f"{(len(trace.layer_ids), topology.n_slots)}"
         )
+    check_complete(start, trace.n_experts, topology, "simulate: the first placement")
     return [_Replay(trace, topology, policy, rules, start).run(progress) for policy in made]
 
 

@@ -37,10 +37,14 @@ class Rules:
         """ValueError: a value that makes no simulation."""
         if self.interval < 1 or self.window < 1:
             raise ValueError(f"simulate: interval and window must be at least one step, found {self.interval} and {self.window}")
+        if self.n_groups < 1:
+            raise ValueError(f"simulate: n_groups must be 1 (no groups) or more, found {self.n_groups}")
         if self.bytes_per_step < 1 or not 0 <= self.drag <= 1:
             raise ValueError(
                 f"simulate: needs bytes_per_step above 0 and drag from 0 to 1, found {self.bytes_per_step} and {self.drag}; "
                 "drag 0 is a transfer that no step feels, drag 1 one that they wait for"
             )
-        if min(self.rest_seconds, self.plan_seconds) < 0:
-            raise ValueError(f"simulate: seconds must not be negative, found rest {self.rest_seconds} and plan {self.plan_seconds}")
+        if not (0 <= self.rest_seconds < float("inf") and 0 <= self.plan_seconds < float("inf")):
+            raise ValueError(
+                f"simulate: seconds must be finite and not negative, found rest {self.rest_seconds} and plan {self.plan_seconds}"
+            )

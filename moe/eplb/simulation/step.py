@@ -27,7 +27,7 @@ class StepCost:
 
 
 def even(counts: Ints, slots: Ints, topology: Topology) -> Floats:
-    """Every replica gets the same share."""
+    """[layers, slots] share of counts [layers, experts] if every replica gets the same; 0 for empty slots."""
     each = counts / np.maximum(replica_counts(slots, counts.shape[1]), 1)
     return np.where(slots < 0, 0.0, np.take_along_axis(each, np.maximum(slots, 0), axis=1))
 
@@ -35,20 +35,23 @@ def even(counts: Ints, slots: Ints, topology: Topology) -> Floats:
 def step_cost(counts: Ints, slots: Ints, topology: Topology, cost: CostModel, dispatch: Dispatch = even) -> StepCost:
     """Cost of a step that routed counts [layers, experts] to the experts of slots [layers, slots].
 
-    A slot that gets less than a whole token in the mean is read as often as it gets one. A rank of half the speed takes twice as long.
+    A slot that gets less than a whole token in the mean is read as often as it gets one. The cost model's prices are
+    those of a rank of mean speed; one of half the speed takes twice as long.
     """
     split = dispatch(counts, slots, topology)
     starts = topology.first_slot[:-1]
     tokens = np.add.reduceat(split, starts, axis=1)
     activated = np.add.reduceat(np.minimum(split, 1.0), starts, axis=1)
-    speed = np.ones(topology.n_ranks) if topology.speeds is None else np.array(topology.speeds) / np.mean(topology.speeds)
-    seconds = float(cost.layer_seconds(tokens / speed, activated / speed).sum())
+    seconds = float(cost.layer_seconds(tokens / topology.speed, activated / topology.speed).sum())
     return StepCost(tokens=tokens, activated=activated, seconds=seconds, imbalance=imbalance(tokens, topology))
 
 
 def floor_seconds(counts: Ints, topology: Topology, cost: CostModel) -> float:
-    """Seconds of the same step if every usable rank had the same share of tokens and of activated experts: no placement is faster."""
-    ranks = topology.n_ranks - len(topology.failed)
+    """Seconds of the same step if every usable rank had its share, by speed, of tokens and of activated experts: no placement is faster.
+
+    Counts [layers, experts] are those of the step.
+    """
+    ranks = int(topology.alive.sum())  # whose mean speed is 1
     tokens, activated = counts.sum(1, keepdims=True) / ranks, (counts > 0).sum(1, keepdims=True) / ranks
     return float(cost.layer_seconds(tokens.astype(np.float64), activated.astype(np.float64)).sum())
 

@@ -60,7 +60,7 @@ def home(arch: int, mode: str) -> Spec:
 def sum_(arch: int, *, ranks: int = 8, each: bool = False, pull: bool = False) -> Spec:
     names = (*_SEND[:3], "status", *_WHERE[:4], "ids", "weights", "n_valid", "out", "n_tokens", "tag", "limit", "home_at", "home_pitch")
     names += ("max_tokens", "slots_per_rank", "out_pitch")
-    shape = {"HIDDEN": 7168, "UNIT": 8, "TOKENS": 8, "COLS": 1024, "K": 8, "CHOICES": 8, "RANKS": ranks, "TOGETHER": 8}
+    shape = {"HIDDEN": 7168, "UNIT": 8, "TOKENS": 8, "COLS": 1024, "K": 8, "RANKS": ranks, "TOGETHER": 8}
     flags = {"HOME": "tl.bfloat16", "EACH": each, "PULL": pull, "TOLERANT": False, "CLOCK": True, "LANES": 512}
     return spec("sum_home", names, {"out": "*bf16"}, {**shape, **flags}, 16, arch)
 

@@ -16,6 +16,7 @@ from rorqual.engine.eplb_settings import EPLBSettings, eplb_settings, uses_place
 from rorqual.engine.hf_config.model_parser import parse_model_config
 from rorqual.engine.plan import StepPlan
 from rorqual.launch.flags import Parser, add_options, chosen
+from rorqual.moe.eplb.formats import ExpertMap, write_map
 from rorqual.parallel.grid import GridSpec
 from tests.checkpoints import TINY
 
@@ -74,7 +75,6 @@ def test_defaults_are_vllms():
         ({"enable_eplb": False, "num_redundant_experts": 2, "data_parallel_size": 1}, "num_redundant_experts is about experts"),
         ({"enable_eplb": False, "init_expert_location": "x.json", "data_parallel_size": 1}, "init_expert_location is about experts"),
         ({"pipeline_parallel_size": 2}, "enable_eplb needs pipeline_parallel_size 1, found 2"),
-        ({"enable_deterministic_inference": True}, "enable_eplb does not go with enable_deterministic_inference"),
         ({"ep_fault_tolerant": True}, "enable_eplb does not go with ep_fault_tolerant"),
         ({"enable_expert_load": False}, "enable_eplb needs the load of experts"),
         ({"eplb_config": "{"}, "eplb_config is not JSON"),
@@ -92,7 +92,10 @@ def test_defaults_are_vllms():
         ({"eplb_step_interval": 0}, "step_interval of expert balancing must be at least 1, found 0"),
         ({"num_redundant_experts": -1}, "num_redundant_experts of expert balancing must be at least 0, found -1"),
         ({"num_redundant_experts": 1.5}, "num_redundant_experts must be a whole number, found 1.5"),
-        ({"ep_dispatch_algorithm": "fake"}, "ep_dispatch_algorithm must be one of static, dynamic, found 'fake'"),
+        ({"ep_dispatch_algorithm": "fake"}, "ep_dispatch_algorithm must be one of static, dynamic, lp, found 'fake'"),
+        ({"ep_dispatch_algorithm": "lp", "enable_eplb": False}, "lp shares tokens over copies of experts, but there are none"),
+        ({"ep_dispatch_algorithm": "lp", "enable_expert_load": False}, "ep_dispatch_algorithm lp needs the load of experts"),
+        ({"eplb_config": '{"dispatch_interval": 0}'}, "dispatch_interval of expert balancing must be at least 1, found 0"),
         ({"expert_distribution_recorder_mode": "all"}, "recorder_mode must be one of stat, stat_approx, per_pass, per_token, found 'all'"),
         ({"expert_distribution_recorder_buffer_size": 0}, "buffer_size must be at least 1, found 0"),
         ({"expert_distribution_dump": "x.pt"}, "expert_distribution_dump needs something recorded; add expert_distribution_recorder_mode"),
@@ -198,9 +201,18 @@ def test_maps_that_do_not_fit(table, settings, message):
         initial_placement(config(init_expert_location=text, **settings), MODEL, 4)
 
 
-def test_a_map_that_is_not_there():
-    with pytest.raises(ValueError, match="'nowhere.json' is neither 'trivial', nor JSON, nor a file that is there"):
-        initial_placement(config(init_expert_location="nowhere.json"), MODEL, 4)
+@pytest.mark.parametrize("where", ["nowhere.json", "", "long" * 100])
+def test_a_map_that_is_not_there(where):
+    with pytest.raises(ValueError, match="is neither 'trivial', nor JSON, nor a file that is there"):
+        initial_placement(config(init_expert_location=where), MODEL, 4)
+
+
+def test_a_map_of_other_layers(tmp_path):
+    """Its file numbers them, so they are not taken for others."""
+    found = ExpertMap(slot_to_expert=np.tile(np.arange(16), (4, 1)), n_experts=16, layer_ids=(10, 11, 12, 13))
+    path = write_map(found, tmp_path / "map.jsonl")
+    with pytest.raises(ValueError, match=r"is about layers \[10, 11, 12, 13\]; the layers with experts are \[1, 2, 3, 4\]"):
+        initial_placement(config(init_expert_location=str(path)), MODEL, 4)
 
 
 def test_the_topology_has_the_nodes_of_the_ranks():

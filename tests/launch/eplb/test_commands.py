@@ -1,6 +1,7 @@
 """`rorqual eplb`: every command on a small load, and users' errors in one line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from rorqual.launch import cli
 from rorqual.launch.eplb import record_command
-from rorqual.moe.eplb.formats import read_load, read_map
+from rorqual.moe.eplb.formats import read_load, read_map, write_map
 from tests.launch.fakes import FakeLLM, fake_open
 
 SMALL = ["--layers", "3", "--experts", "16", "--top-k", "2", "--steps", "30", "--tokens", "512", "--drift", "5"]
@@ -208,6 +209,23 @@ def test_record_runs_the_embedded_model(capsys, tmp_path):
         (["plan", "LOAD", "--ranks", "4", "--explain", "9:0"], "--explain 9:0: layers are 3 to 5, experts 0 to 15"),
         (["plan", "LOAD", "--ranks", "4", "--explain", "x"], "--explain needs LAYER:EXPERT, for example 3:0, found 'x'"),
         (["plan", "LOAD", "--ranks", "4", "--copy-gbs", "0"], "--copy-gbs must be above 0, found 0.0"),
+        (["plan", "LOAD", "--ranks", "4", "--layer-us", "-1"], "--layer-us must be above 0, found -1.0; give a finite number"),
+        (["plan", "LOAD", "--ranks", "4", "--token-us", "inf"], "--token-us must be above 0, found inf; give a finite number"),
+        (["plan", "LOAD", "--ranks", "4", "--expert-bytes", "0"], "cost: expert_bytes and copy_bytes_per_second must be above 0, found 0"),
+        (
+            ["plan", "LOAD", "--ranks", "4", "--budget", "0"],
+            "--budget and --horizon weigh moves from what is placed now: give --previous MAP",
+        ),
+        (["plan", "LOAD", "--ranks", "4", "--explain", "3:\u00b2"], "--explain needs LAYER:EXPERT"),
+        (
+            ["plan", "LOAD", "--ranks", "6", "--slots", "24", "--previous", "MAP"],
+            "MAP was made for ranks of 6, 6, 6, 6 slots and the machine",
+        ),
+        (["compare", "LOAD", "MAP", "--ranks", "2"], "MAP was made for ranks of 6, 6, 6, 6 slots and the machine has 12, 12: other"),
+        (["simulate", "LOAD", "--ranks", "4", "--groups", "0"], "simulate: n_groups must be 1 (no groups) or more, found 0"),
+        (["convert", "LOAD", "--layers", "3", "3", "--out", "x.pt"], "LOAD: layers [3, 3] were asked for, some twice"),
+        (["synth", "--out", "x.npz", "--steps", "2"], "--out x.npz: EPLB's tensors hold one load without steps"),
+        (["record", "--out", "x.npz", "--prompt", "a"], "--out x.npz: EPLB's tensors hold one load without steps"),
         (["plan", "MAP", "--ranks", "4"], "MAP: is a map (parquet-map), a load was asked for"),
         (["compare", "LOAD", "LOAD"], "LOAD: is a load (parquet-load), a map was asked for"),
         (["simulate", "LOAD", "--ranks", "4", "--policies", "best"], "unknown policy 'best'; known are: none, eplb"),
@@ -261,3 +279,23 @@ def test_dense_layers_and_what_is_suspicious(capsys, tmp_path):
     assert "3 MoE layers (2-4) of 16 experts" in text
     np.savez(tmp_path / "zero.npz", weight=np.zeros((3, 16), dtype=np.int64))
     assert "nothing was routed: all counts are zero" in error_of(capsys, "analyze", tmp_path / "zero.npz")
+
+
+def test_a_map_of_other_layers_is_refused(folder, tmp_path, capsys):
+    load, path = folder / "load.parquet", folder / "map.parquet"  # of the layers 3 to 5
+    for ids, fits in (([0, 1, 2], True), ([7, 8, 9], False)):
+        other = tmp_path / f"{ids[0]}.jsonl"
+        write_map(replace(read_map(path), layer_ids=tuple(ids)), other)
+        if fits:  # it does not know the model's numbers
+            assert "max/mean" in said(capsys, "compare", load, path, other)
+        else:
+            assert "has the layers 7, 8, 9 and the load 3, 4, 5, which do not match" in error_of(capsys, "compare", load, path, other)
+
+
+def test_a_plan_after_a_failure_shows_what_was_before(folder, capsys):
+    load, path = folder / "load.parquet", folder / "map.parquet"
+    words = ["plan", load, "--previous", path, "--json"]
+    whole = json.loads(said(capsys, *words))["before"]
+    failed = json.loads(said(capsys, *words, "--failed", "1"))
+    assert failed["before"] == whole and failed["after"]["moved_experts"] > 0
+    assert f"{path} before the failure" in said(capsys, *words[:-1], "--failed", "1")

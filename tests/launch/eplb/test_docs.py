@@ -12,9 +12,9 @@ from rorqual.moe.eplb.formats import FORMATS
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "eplb.md").read_text(encoding="utf-8")
 
 
-def test_the_python_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    exec(compile(example, "docs/eplb.md", "exec"), {})
+def test_the_python_examples_run(capsys):
+    for example in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+        exec(compile(example, "docs/eplb.md", "exec"), {})
     out = capsys.readouterr().out
     assert "(8, 72)" in out and "experts move" in out and "live" in out
 

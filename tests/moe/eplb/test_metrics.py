@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rorqual.moe.eplb.assess import imbalance as planned_imbalance
+from rorqual.moe.eplb.assess import assess
+from rorqual.moe.eplb.choice.water import water_fill
+from rorqual.moe.eplb.cost import CostModel
 from rorqual.moe.eplb.metrics import balance, gini, imbalance
+from rorqual.moe.eplb.simulation.step import floor_seconds, step_cost
 from rorqual.moe.eplb.topology import Topology
 
 
@@ -70,10 +73,48 @@ def test_a_topology_of_another_size_is_refused():
         balance(np.ones((1, 4)), Topology.even(n_slots=4, n_ranks=2))
 
 
-def test_planners_measure_alike():
-    """Plans carry the same imbalance that ``balance`` reports, speeds and failed ranks included."""
-    rng = np.random.default_rng(3)
+def test_imbalance_is_slowest_time_over_the_time_of_a_perfect_split():
+    """Written out rank by rank, speeds and failed ranks included; only the ratios of speeds mean anything."""
     topology = Topology(slots=(2, 3, 1, 2), nodes=(0, 0, 1, 1), failed=frozenset([2]), speeds=(1.0, 0.5, 1.0, 2.0))
-    loads = rng.gamma(1.0, size=(9, 4)) * np.array([1, 1, 0, 1])
-    assert planned_imbalance(loads, topology) == pytest.approx(imbalance(loads, topology))
-    assert planned_imbalance(np.zeros((2, 4)), topology).tolist() == imbalance(np.zeros((2, 4)), topology).tolist() == [1.0, 1.0]
+    loads = np.random.default_rng(3).gamma(1.0, size=(9, 4)) * np.array([1, 1, 0, 1])
+    wanted = [max(row[0], row[1] / 0.5, row[3] / 2.0) / (row.sum() / 3.5) for row in loads]
+    assert imbalance(loads, topology) == pytest.approx(wanted)
+    assert balance(loads, topology).imbalance == pytest.approx(np.mean(wanted))
+    assert imbalance(np.zeros((2, 4)), topology).tolist() == [1.0, 1.0]
+    quicker = Topology(slots=(2, 3, 1, 2), nodes=(0, 0, 1, 1), failed=frozenset([2]), speeds=(10.0, 5.0, 7.0, 20.0))
+    assert imbalance(loads, quicker) == pytest.approx(wanted)
+
+
+def test_seconds_depend_on_the_ratios_of_speeds_only():
+    """A plan, a simulated step and the floor of it price a rank of mean speed, whatever the scale of the speeds."""
+    slots, counts = np.array([[0, 1, 2, 3]]), np.array([[4000, 4000, 2000, 2000]])
+    cost = CostModel(fixed_seconds=0.0)
+    for scale in (1.0, 30.0):
+        topology = Topology(slots=(1, 1, 1, 1), nodes=(0,) * 4, speeds=tuple(scale * speed for speed in (4.0, 4.0, 2.0, 2.0)))
+        wanted = 3000 * cost.token_seconds  # 12000 tokens shared by speed over 4 ranks
+        assert assess(slots, counts.astype(float), topology, cost=cost).seconds == pytest.approx(wanted)
+        assert step_cost(counts, slots, topology, cost).seconds == pytest.approx(wanted)
+        assert floor_seconds(counts, topology, cost) == pytest.approx(wanted)
+
+
+def test_no_step_is_faster_than_the_floor_where_a_slow_rank_has_failed():
+    rng = np.random.default_rng(0)
+    topology = Topology(slots=(2, 2, 2), nodes=(0,) * 3, failed=frozenset([0]), speeds=(0.2, 1.0, 1.0))
+    slots = np.array([[-1, -1, 0, 1, 2, 3]])
+    for _ in range(20):
+        counts = rng.integers(0, 3000, (1, 4))
+        assert step_cost(counts, slots, topology, CostModel()).seconds >= floor_seconds(counts, topology, CostModel()) * (1 - 1e-12)
+
+
+def test_the_bound_of_a_chosen_split_is_one():
+    """Replicas that share a rank with the largest may be as light as one likes, so only the largest replica bounds such a plan."""
+    topology = Topology.even(n_slots=4, n_ranks=2)
+    load, slots = np.array([[5.0, 5.0, 2.0]]), np.array([[0, 2, 1, 2]])
+    chosen = assess(slots, load, topology, split=np.array([[5.0, 1.0, 5.0, 1.0]]))
+    assert chosen.imbalance[0] == pytest.approx(1.0) and chosen.bound[0] <= chosen.imbalance[0] + 1e-12
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        load = random.lognormal(0.0, 1.5, (1, 3))
+        split = water_fill(load, slots, topology)
+        found = assess(slots, load, topology, split=split)
+        assert found.bound[0] <= found.imbalance[0] + 1e-9

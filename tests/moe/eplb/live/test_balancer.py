@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from rorqual.moe.eplb.live.commit import CommitError
+from rorqual.moe.eplb.live.mover import _compare
 from rorqual.moe.eplb.live.report import Outcome
 from rorqual.moe.eplb.plan import rank_loads
 from rorqual.moe.eplb.topology import Topology
@@ -207,19 +209,15 @@ def test_a_commit_that_cannot_be_finished_is_fatal() -> None:
     made.close()
 
 
-def test_ranks_with_different_settings_are_refused() -> None:
-    from rorqual.moe.eplb.live.mover import _compare
-
+def test_a_rank_with_different_settings_is_refused_by_all() -> None:
+    """None is left waiting for one that has raised already."""
     made, _ = party()
-    one, two = made.ranks[0].mover, made.ranks[1].mover
-    one.transport, two.transport = (type(one.transport)(made.wires, rank, 2) for rank in range(2))
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(2) as pool:
-        other = with_config(staging=3)
-        jobs = [pool.submit(_compare, one, made.config, made.slots), pool.submit(_compare, two, other, made.slots)]
-        for job in jobs:
-            with pytest.raises(ValueError, match="different settings of expert balancing"):
+    with ThreadPoolExecutor(4) as pool:
+        given = [made.config, with_config(staging=3), made.config, made.config]
+        jobs = [pool.submit(_compare, rank.mover, config, made.slots) for rank, config in zip(made.ranks, given, strict=True)]
+        for rank, job in enumerate(jobs):
+            odd = "0, 2, 3" if rank == 1 else "1"
+            with pytest.raises(ValueError, match=rf"rank {rank} .* different settings .* than ranks \[{odd}\]: LiveConfig"):
                 job.result()
     made.close()
 
@@ -232,8 +230,6 @@ def test_a_budget_that_would_take_for_ever_is_refused() -> None:
 
 
 def test_an_audit_finds_slots_that_hold_another_expert() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     made, new = party(2)
 
     def audit() -> list[str]:

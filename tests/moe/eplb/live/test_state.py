@@ -88,6 +88,9 @@ def test_a_derived_tensor_that_is_not_declared_fails_at_the_start() -> None:
         ExpertState.of_module(module, n_slots=4, where="layer 1", shared=["scale"])
     state = ExpertState.of_module(module, n_slots=4, where="layer 1", shared=["lut"], derived={"caches.swizzled": module.remake})
     assert list(state.tensors) == ["w"] and len(state.derived) == 1
+    module._packed = torch.zeros(8)
+    with pytest.raises(ValueError, match=r"_packed \[8\] does not lead"):
+        ExpertState.of_module(module, n_slots=4, where="layer 1", shared=["lut"], derived={"caches.swizzled": module.remake})
 
 
 def test_layers_must_be_alike() -> None:

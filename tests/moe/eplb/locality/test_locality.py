@@ -4,7 +4,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.locality.communities import communities
 from rorqual.moe.eplb.locality.fan_out import choose_even, fan_out
 from rorqual.moe.eplb.locality.homes import Choices, Homes
@@ -12,6 +11,7 @@ from rorqual.moe.eplb.locality.pareto import pareto
 from rorqual.moe.eplb.locality.routing import Gate, Routing, make_router
 from rorqual.moe.eplb.locality.settle import Rooms, settle
 from rorqual.moe.eplb.locality.soft import plan_local
+from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.plan import rank_loads
 from rorqual.moe.eplb.planner.static import plan_static
 from rorqual.moe.eplb.topology import Topology

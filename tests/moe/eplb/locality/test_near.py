@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.locality.coactivation import _pairs, coactivation, gather
 from rorqual.moe.eplb.locality.fan_out import choose_even, fan_out, replica_table, sources
 from rorqual.moe.eplb.locality.near import NearChoice, slot_loads
 from rorqual.moe.eplb.locality.near_plan import plan_near
 from rorqual.moe.eplb.locality.near_torch import NearTables
 from rorqual.moe.eplb.locality.routing import Gate, Routing, count, make_router
+from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.plan import rank_loads, replica_counts
 from rorqual.moe.eplb.planner.static import plan_static
 from rorqual.moe.eplb.topology import Topology

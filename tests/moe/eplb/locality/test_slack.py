@@ -3,9 +3,9 @@ import time
 import numpy as np
 import pytest
 
-from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.choice.water import water_fill
 from rorqual.moe.eplb.load.synth import popularity
+from rorqual.moe.eplb.metrics import imbalance
 from rorqual.moe.eplb.plan import rank_loads, replica_counts
 from rorqual.moe.eplb.planner.slack import Graph, plan_slack
 from rorqual.moe.eplb.planner.static import plan_static
