@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..parallel.debug import debugging
@@ -21,6 +22,8 @@ _FLAGS = {
 }
 #: values of ``policy``; ``random`` plans valid placements at random, to test that no token changes
 POLICIES = ("default", "random")
+#: ends of the names of files that can hold the load of many steps
+_STEP_FORMATS = (".pt", ".parquet", ".jsonl", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,9 @@ def check_eplb_settings(config: EngineConfig) -> None:
         )
     if config.expert_distribution_dump is not None and config.expert_distribution_recorder_mode is None:
         raise ValueError("expert_distribution_dump needs something recorded; add expert_distribution_recorder_mode stat")
+    if config.expert_distribution_dump is not None and Path(config.expert_distribution_dump).suffix not in _STEP_FORMATS:
+        ends, found = ", ".join(_STEP_FORMATS), config.expert_distribution_dump
+        raise ValueError(f"expert_distribution_dump must end in one of {ends}, which hold steps, found {found!r}")
     if config.ep_dispatch_algorithm == "lp":
         _check_fill(config)
     if not uses_placement(config):

@@ -30,10 +30,12 @@ def side_group(grid: Grid, timeout_s: float, *, max_ctas: int = 4) -> Group:
         options = dist.ProcessGroupNCCL.Options()
         options.config.max_ctas = max_ctas
         options.config.min_ctas = 1
+    # NCCL ends a process whose transfer is late; waits here end earlier, and then only balancing does
+    late_s = timeout_s + (60.0 if grid.device.type == "cuda" else 0.0)
     made = None
     for name, ranks in rank_sets(grid.spec):
         if name == "ep":
-            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=backend, pg_options=options)
+            group = dist.new_group(ranks, timeout=timedelta(seconds=late_s), backend=backend, pg_options=options)
             made = group if grid.rank in ranks else made
     return Group(
         "experts move", grid.ep.ranks, grid.ep.index, process_group=made, deadline_s=timeout_s, progress=Progress(rank=grid.rank)

@@ -99,6 +99,10 @@ def test_defaults_are_vllms():
         ({"expert_distribution_recorder_mode": "all"}, "recorder_mode must be one of stat, stat_approx, per_pass, per_token, found 'all'"),
         ({"expert_distribution_recorder_buffer_size": 0}, "buffer_size must be at least 1, found 0"),
         ({"expert_distribution_dump": "x.pt"}, "expert_distribution_dump needs something recorded; add expert_distribution_recorder_mode"),
+        (
+            {"expert_distribution_dump": "x.npz", "expert_distribution_recorder_mode": "stat"},
+            "dump must end in one of .pt",
+        ),
     ],
 )
 def test_refusals(settings, message, monkeypatch):
