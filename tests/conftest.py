@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -26,3 +28,16 @@ def _ensure_importable() -> None:
 
 
 _ensure_importable()
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves debug mode switched on would change all that come after it in the same process."""
+    before = os.environ.get("RORQUAL_DEBUG")
+    yield
+    after = os.environ.get("RORQUAL_DEBUG")
+    if before is None:
+        os.environ.pop("RORQUAL_DEBUG", None)
+    else:
+        os.environ["RORQUAL_DEBUG"] = before
+    assert before == after, f"{request.node.nodeid} leaves RORQUAL_DEBUG at {after!r}, it was {before!r}"

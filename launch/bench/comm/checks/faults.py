@@ -103,6 +103,7 @@ def refusals(party: Party) -> dict[str, Any]:
     refuse(ValueError, "capacity must be between the 4 tokens", lambda: dispatcher.dispatch(x, ids, weights, capacity=3))
     refuse(ValueError, "scales belong to FP8", lambda: dispatcher.dispatch(x, ids, weights, scales=x[:, :1]))
     before = os.environ.get("RORQUAL_DEBUG")
+    party.meet()  # ranks of one process share its environment: all have read it now
     os.environ["RORQUAL_DEBUG"] = "1"
     party.meet()
     beyond = torch.tensor([[-1, spec.n_slots, 0]] * 4, device=x.device)
