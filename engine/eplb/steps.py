@@ -124,8 +124,8 @@ class ExpertSteps:
         try:
             if path is not None:
                 self.dump(path)
-        except ValueError as error:  # on all ranks: nothing has run, or what was recorded does not fit the format
-            if self._ep.index == 0:
+        except (ValueError, OSError) as error:  # on all ranks: nothing has run; on the one that writes: there is no place for the file
+            if self._ep.index == 0 or isinstance(error, OSError):
                 log.warning("expert_distribution_dump %s was not written: %s", path, error)
         finally:
             self.close()
