@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
 from ..results import Row
 from .cases import EXPERTS, LAYERS, skewed_load
+from .measure import figure, timed
 
 #: slots, ranks, nodes, noise of a step; the first two are what the target of time is about
 _CASES = ((288, 32, 4, 0.2), (288, 32, 4, 0.5), (288, 72, 9, 0.2), (320, 64, 8, 0.2), (512, 64, 8, 0.2))
@@ -35,19 +35,16 @@ def rows(*, tries: int = 20, proven: Any = None) -> list[Row]:
 
 
 def _case(slots: Ints, counts: Floats, topology: Topology, params: dict[str, Any], tries: int) -> list[Row]:
-    filler, best = WaterFill(slots, EXPERTS, topology), np.inf
-    for _ in range(tries):
-        began = time.process_time()
-        filled = filler.fill(counts)
-        best = min(best, time.process_time() - began)
+    filler = WaterFill(slots, EXPERTS, topology)
+    filled, best = timed(lambda: filler.fill(counts), tries)
     mean = counts.sum(1) / topology.n_ranks
     even = rank_loads(slots, counts, topology).max(1) / mean
     settled = _of_tables(slots, filled.split, counts, topology) / mean
     target = 100.0 if params["slots"] == 288 and params["ranks"] == 32 else None
     return [
-        _row("water filling, above the best split", params, float(filled.gap.max()), "of it", 0.01),
-        _row("water filling, a layer", params, 1e6 * best / LAYERS, "us", target),
-        _row("largest over mean rank load, tables filled by load", params, float(settled.mean()), "", None, {"even": float(even.mean())}),
+        figure("water filling, above the best split", params, filled.gap.max(), "of it", {}, 0.01),
+        figure("water filling, a layer", params, 1e6 * best / LAYERS, "us", {}, target),
+        figure("largest over mean rank load, tables filled by load", params, settled.mean(), "", {"even": even.mean()}, None),
     ]
 
 
@@ -61,8 +58,3 @@ def _of_tables(slots: Ints, split: Floats, counts: Floats, topology: Topology) -
         table = deal_ways(slots[some], EXPERTS, topology, source=source, n_ways=_WAYS, shares=split[some])
         np.add.at(loads, (layer, topology.rank_of_slot[table]), share[:, :, None])
     return np.concatenate([loads.max(1), rank_loads(slots, counts, topology, split).max(1)[some.stop :]])
-
-
-def _row(name: str, params: dict[str, Any], value: float, unit: str, target: float | None, peers: dict[str, float] | None = None) -> Row:
-    shown = {peer: round(figure, 5) for peer, figure in (peers or {}).items()}
-    return Row(name=name, params=params, value=round(value, 5), unit=unit, better="lower", target=target, peers=shown)

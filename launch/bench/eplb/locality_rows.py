@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,12 +17,11 @@ from ....moe.eplb.plan import Floats, rank_loads
 from ....moe.eplb.planner.slack import plan_slack
 from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
-from ....moe.eplb.validate import validate
 from ..results import Row
 from .cases import EXPERTS, LAYERS, skewed_load
+from .measure import figure, require_valid, timed
 from .peer import eplb
 
-_Result = TypeVar("_Result")
 _GROUPS = 8
 _TOPOLOGY = {"n_slots": 288, "n_ranks": 32, "n_nodes": 4}
 _SKEW = (0.65, 1.45)  # of the made router's layers: gives expert and rank loads the published spread
@@ -48,14 +45,14 @@ def locality_rows(*, tries: int, seed: int = 0) -> list[Row]:
     balance = {name: float(_planned(slots, load, topology).mean()) for name, slots in peers.items()}
     rows = []
     for weight in (0.1, 0.3, 1.0):
-        plan, seconds = _timed(partial(plan_local, load, sample, topology, weight=weight, n_groups=_GROUPS), tries)
+        plan, seconds = timed(partial(plan_local, load, sample, topology, weight=weight, n_groups=_GROUPS), tries)
         slots = plan.slot_to_expert
-        _check(slots, topology)
+        require_valid(slots, EXPERTS, topology)
         mine = fan_out(choose_even(judges, slots), topology)
         held = weight == 0.3  # the default has to reach the targets
         which = params | {"weight": weight, "choice": "even"}
         rows += [
-            _row(
+            figure(
                 "largest over mean rank load, few nodes a token",
                 which,
                 _planned(slots, load, topology).mean(),
@@ -63,9 +60,9 @@ def locality_rows(*, tries: int, seed: int = 0) -> list[Row]:
                 balance,
                 1.02 if held else None,
             ),
-            _row("nodes a token", which, mine.nodes.mean(), "nodes", _nodes(out), 3.25 if held else None),
-            _row("ranks a token", which, mine.ranks.mean(), "ranks", _ranks(out), None),
-            _row("a plan for few nodes, process time", which, 1e3 * seconds, "ms", {}, 1000.0),
+            figure("nodes a token", which, mine.nodes.mean(), "nodes", _nodes(out), 3.25 if held else None),
+            figure("ranks a token", which, mine.ranks.mean(), "ranks", _ranks(out), None),
+            figure("a plan for few nodes, process time", which, 1e3 * seconds, "ms", {}, 1000.0),
         ]
     return rows + _near_rows(load, sample, judges, topology, params, out, tries)
 
@@ -73,8 +70,8 @@ def locality_rows(*, tries: int, seed: int = 0) -> list[Row]:
 def _near_rows(
     load: Floats, sample: Routing, judges: Routing, topology: Topology, params: dict[str, object], out: Mapping[str, FanOut], tries: int
 ) -> list[Row]:
-    near, seconds = _timed(lambda: plan_near(load, sample, topology, n_groups=_GROUPS), min(tries, 3))
-    _check(near.plan.slot_to_expert, topology)
+    near, seconds = timed(lambda: plan_near(load, sample, topology, n_groups=_GROUPS), min(tries, 3))
+    require_valid(near.plan.slot_to_expert, EXPERTS, topology)
     which = params | {"choice": "near, token by token"}
     choice, first = near.choice, fan_out(near.choice.choose(judges), topology)
     block = judges.n_tokens // _CORRECTIONS
@@ -84,9 +81,9 @@ def _near_rows(
     last = fan_out(choice.choose(judges), topology)
     chance = fan_out(choose_even(judges, plan_static(load, topology).slot_to_expert), topology).imbalance.mean()
     return [
-        _row("nodes a token", which, last.nodes.mean(), "nodes", _nodes(out), None),
-        _row("ranks a token", which, last.ranks.mean(), "ranks", _ranks(out), None),
-        _row(
+        figure("nodes a token", which, last.nodes.mean(), "nodes", _nodes(out), None),
+        figure("ranks a token", which, last.ranks.mean(), "ranks", _ranks(out), None),
+        figure(
             "largest over mean load of ranks by 8192 tokens, chance included",
             which,
             last.imbalance.mean(),
@@ -94,7 +91,7 @@ def _near_rows(
             {"before corrections": float(first.imbalance.mean()), "balance only": float(chance)},
             None,
         ),
-        _row("a plan for near choice, process time", which, 1e3 * seconds, "ms", {}, None),
+        figure("a plan for near choice, process time", which, 1e3 * seconds, "ms", {}, None),
     ]
 
 
@@ -102,8 +99,8 @@ def slack_rows(*, tries: int, seed: int = 0, draws: int = 4) -> list[Row]:
     """Balance of batches whose experts differ from the planned load, when tokens fill replicas by load."""
     topology = Topology.even(n_slots=288, n_ranks=32)
     load = skewed_load(seed=seed) * 65536
-    slack, seconds = _timed(lambda: plan_slack(load, topology), tries)
-    _check(slack.slot_to_expert, topology)
+    slack, seconds = timed(lambda: plan_slack(load, topology), tries)
+    require_valid(slack.slot_to_expert, EXPERTS, topology)
     plain = plan_static(load, topology).slot_to_expert
     rows = []
     for noise in (0.1, 0.2, 0.3):
@@ -114,14 +111,14 @@ def slack_rows(*, tries: int, seed: int = 0, draws: int = 4) -> list[Row]:
         which: dict[str, object] = {"slots": 288, "ranks": 32, "layers": len(load), "noise": noise, "batches": draws, "seed": seed}
         target = 1.07 if noise == 0.2 else None
         rows.append(
-            _row("largest over mean rank load of batches", which, _filled(slack.slot_to_expert, batches, topology), "", peers, target)
+            figure("largest over mean rank load of batches", which, _filled(slack.slot_to_expert, batches, topology), "", peers, target)
         )
     params: dict[str, object] = {"slots": 288, "ranks": 32, "layers": len(load), "seed": seed}
     balance = {"balance only": float(_planned(plain, load, topology).mean())}
     return [
         *rows,
-        _row("largest over mean rank load, plan with slack", params, slack.imbalance.mean(), "", balance, None),
-        _row("a plan with slack, process time", params, 1e3 * seconds, "ms", {}, 1000.0),
+        figure("largest over mean rank load, plan with slack", params, slack.imbalance.mean(), "", balance, None),
+        figure("a plan with slack, process time", params, 1e3 * seconds, "ms", {}, 1000.0),
     ]
 
 
@@ -143,29 +140,9 @@ def _filled(slots: Ints, batches: list[Floats], topology: Topology) -> float:
     )
 
 
-def _check(slots: Ints, topology: Topology) -> None:
-    problems = validate(slots, EXPERTS, topology)
-    if problems:
-        raise RuntimeError(f"the plan may not be used: {problems}")
-
-
 def _nodes(out: Mapping[str, FanOut]) -> dict[str, float]:
     return {name: float(each.nodes.mean()) for name, each in out.items()}
 
 
 def _ranks(out: Mapping[str, FanOut]) -> dict[str, float]:
     return {name: float(each.ranks.mean()) for name, each in out.items()}
-
-
-def _timed(call: Callable[[], _Result], tries: int) -> tuple[_Result, float]:
-    best = np.inf
-    for _ in range(tries):
-        start = time.process_time()
-        result = call()
-        best = min(best, time.process_time() - start)
-    return result, float(best)
-
-
-def _row(name: str, params: dict[str, object], value: float, unit: str, peers: Mapping[str, float], target: float | None) -> Row:
-    shown = {peer: round(float(figure), 5) for peer, figure in peers.items()}
-    return Row(name=name, params=params, value=round(float(value), 5), unit=unit, better="lower", peers=shown, target=target)

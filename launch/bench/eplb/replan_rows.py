@@ -14,11 +14,10 @@ from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.replan.coverage import losses
 from ....moe.eplb.replan.recovery import recover
 from ....moe.eplb.topology import Ints, Topology
-from ....moe.eplb.validate import validate
 from ..results import Row
 from .cases import skewed_load
+from .measure import figure, require_valid, timed
 from .peer import eplb
-from .static_rows import _row, _timed
 
 _DRIFTS = (0.02, 0.05, 0.10, 0.30)
 _TARGETS = {(32, 0.05): (5.0, 1.02, 100.0)}  # ranks and drift: % of slots moved, imbalance, milliseconds
@@ -41,8 +40,8 @@ def drift_rows(n_ranks: int, n_nodes: int, drift: float, *, tries: int, n_slots:
     load, topology = skewed_load(), Topology.even(n_slots=n_slots, n_ranks=n_ranks, n_nodes=n_nodes)
     later = drifted(load, drift)
     before = plan_static(load, topology)
-    plan, seconds = _timed(lambda: make_plan(later, topology, previous=before), tries)
-    _check(plan.slot_to_expert, load.shape[1], topology)
+    plan, seconds = timed(lambda: make_plan(later, topology, previous=before), tries)
+    require_valid(plan.slot_to_expert, load.shape[1], topology)
     shape = {"n_slots": n_slots, "n_groups": 1, "n_nodes": 1, "n_ranks": n_ranks}
     theirs, again = eplb(load, **shape), eplb(later, **shape)
     params: dict[str, object] = {"slots": n_slots, "ranks": n_ranks, "layers": len(load), "experts": load.shape[1], "drift": drift}
@@ -53,9 +52,9 @@ def drift_rows(n_ranks: int, n_nodes: int, drift: float, *, tries: int, n_slots:
     moved = {"EPLB": 100 * peer_moved / again.size, "ours from nothing": 100 * scratch.moved.sum() / again.size}
     size = {"EPLB": peer_moved * plan.expert_bytes / 1e9}
     return [
-        _row("re-plan: slots that get another rank's expert", params, 100 * plan.moved.sum() / again.size, "%", moved, share),
-        _row("re-plan: bytes to move", params, plan.bytes_to_move / 1e9, "GB", size, None),
-        _row(
+        figure("re-plan: slots that get another rank's expert", params, 100 * plan.moved.sum() / again.size, "%", moved, share),
+        figure("re-plan: bytes to move", params, plan.bytes_to_move / 1e9, "GB", size, None),
+        figure(
             "re-plan: largest over mean rank load, mean of layers",
             params,
             plan.imbalance.mean(),
@@ -63,8 +62,10 @@ def drift_rows(n_ranks: int, n_nodes: int, drift: float, *, tries: int, n_slots:
             {"EPLB": other.mean(), "staying put": stay.mean()},
             balance,
         ),
-        _row("re-plan: the same, worst layer", params, plan.imbalance.max(), "", {"EPLB": other.max(), "staying put": stay.max()}, balance),
-        _row("re-plan of all layers, process time", params, 1e3 * seconds, "ms", {}, milliseconds),
+        figure(
+            "re-plan: the same, worst layer", params, plan.imbalance.max(), "", {"EPLB": other.max(), "staying put": stay.max()}, balance
+        ),
+        figure("re-plan of all layers, process time", params, 1e3 * seconds, "ms", {}, milliseconds),
     ]
 
 
@@ -81,8 +82,8 @@ def long_rows(windows: int = 30, n_layers: int = 12) -> list[Row]:
             moved.append(100 * plan.moved.sum() / plan.slot_to_expert.size)
         params: dict[str, object] = {"slots": 288, "ranks": n_ranks, "layers": n_layers, "drift": 0.05, "windows": windows}
         scratch = {"planned from nothing": plan_static(load, topology).imbalance.mean()}
-        found.append(_row("imbalance of the last five of many re-plans", params, float(np.mean(balance[-5:])), "", scratch, None))
-        found.append(_row("slots moved by each of many re-plans, mean", params, float(np.mean(moved)), "%", {}, None))
+        found.append(figure("imbalance of the last five of many re-plans", params, float(np.mean(balance[-5:])), "", scratch, None))
+        found.append(figure("slots moved by each of many re-plans, mean", params, float(np.mean(moved)), "%", {}, None))
     return found
 
 
@@ -96,19 +97,13 @@ def failure_rows() -> list[Row]:
         mine, peer = (losses(slots, load.shape[1], topology).by_rank.mean() for slots in (plan.slot_to_expert, theirs))
         params: dict[str, object] = {"slots": n_slots, "ranks": n_ranks, "layers": len(load)}
         target = 0.0 if n_slots >= 2 * load.shape[1] else None
-        found.append(_row("experts of a layer lost with one rank, mean", params, mine, "experts", {"EPLB": peer}, target))
+        found.append(figure("experts of a layer lost with one rank, mean", params, mine, "experts", {"EPLB": peer}, target))
         after, recovery = recover(load, topology, previous=plan, failed=[0], coverage="ranks")
-        _check(after.slot_to_expert, load.shape[1], after.topology)
+        require_valid(after.slot_to_expert, load.shape[1], after.topology)
         read = {"copied between ranks": recovery.copied_bytes.sum() / 1e9}
-        found.append(_row("read from disk after rank 0 has failed", params, recovery.disk_bytes.sum() / 1e9, "GB", read, target))
+        found.append(figure("read from disk after rank 0 has failed", params, recovery.disk_bytes.sum() / 1e9, "GB", read, target))
     return found
 
 
 def _imbalance(slots: Ints, load: Floats, topology: Topology) -> Floats:
     return imbalance(rank_loads(slots, load, topology), topology)
-
-
-def _check(slots: Ints, n_experts: int, topology: Topology) -> None:
-    problems = validate(slots, n_experts, topology)
-    if problems:
-        raise RuntimeError(f"a re-plan may not be used: {problems}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,12 +10,12 @@ from ....moe.eplb.metrics import imbalance
 from ....moe.eplb.plan import Floats, Plan, rank_loads
 from ....moe.eplb.planner.static import plan_static
 from ....moe.eplb.topology import Ints, Topology
-from ....moe.eplb.validate import count_duplicates, validate
+from ....moe.eplb.validate import count_duplicates
 from ..results import Row
 from .cases import FLASH, MACHINES, README, README_SHAPE, Machine, skewed_load
+from .measure import figure, require_valid, timed
 from .peer import eplb
 
-_Result = TypeVar("_Result")
 _LONGER = 8  # times the usual search
 _README_BEST = (136.0, 172.0)
 _FLASH_BEST = 196.67
@@ -28,7 +26,7 @@ def small_rows() -> list[Row]:
     theirs = _largest(eplb(README, **README_SHAPE), README, _even(README_SHAPE["n_slots"], README_SHAPE["n_ranks"]))
     ours = _largest(None, README, _even(16, 8))
     rows = [
-        _row(
+        figure(
             "largest rank load, EPLB's README example",
             {"layer": layer},
             ours[layer],
@@ -40,28 +38,26 @@ def small_rows() -> list[Row]:
     ]
     peer = _largest(eplb(FLASH, n_slots=16, n_groups=1, n_nodes=1, n_ranks=8), FLASH, _even(16, 8))
     ours = _largest(None, FLASH, _even(16, 8))
-    return [*rows, _row("largest rank load, FlashLB's example", {}, ours[0], "tokens", {"EPLB": peer[0]}, _FLASH_BEST)]
+    return [*rows, figure("largest rank load, FlashLB's example", {}, ours[0], "tokens", {"EPLB": peer[0]}, _FLASH_BEST)]
 
 
 def machine_rows(machine: Machine, *, tries: int, proven: Mapping[str, Floats], seed: int = 0) -> list[Row]:
     """Imbalance, gap, duplicates and time of the plan for one machine; ``proven``: bounds by linear programming, by ``key``."""
     load = skewed_load(seed=seed)
     topology = machine.topology
-    plan, ours = _timed(lambda: plan_static(load, topology), tries)
-    peer, theirs = _timed(lambda: eplb(load, n_slots=machine.n_slots, n_groups=1, n_nodes=1, n_ranks=machine.n_ranks), 1)
-    problems = validate(plan.slot_to_expert, load.shape[1], topology)
-    if problems:
-        raise RuntimeError(f"the plan for {machine} may not be used: {problems}")
+    plan, ours = timed(lambda: plan_static(load, topology), tries)
+    peer, theirs = timed(lambda: eplb(load, n_slots=machine.n_slots, n_groups=1, n_nodes=1, n_ranks=machine.n_ranks), 1)
+    require_valid(plan.slot_to_expert, load.shape[1], topology)
     params = {"slots": machine.n_slots, "ranks": machine.n_ranks, "layers": len(load), "experts": load.shape[1], "seed": seed}
     other = imbalance(rank_loads(peer, load, topology), topology)
     twice = count_duplicates(peer, load.shape[1], topology).sum()
     mine = count_duplicates(plan.slot_to_expert, load.shape[1], topology).sum()
     return [
-        _row("largest over mean rank load, mean of layers", params, plan.imbalance.mean(), "", {"EPLB": other.mean()}, machine.target),
-        _row("largest over mean rank load, worst layer", params, plan.imbalance.max(), "", {"EPLB": other.max()}, None),
+        figure("largest over mean rank load, mean of layers", params, plan.imbalance.mean(), "", {"EPLB": other.mean()}, machine.target),
+        figure("largest over mean rank load, worst layer", params, plan.imbalance.max(), "", {"EPLB": other.max()}, None),
         *_gap_rows(machine, load, plan, other, params, proven),
-        _row("slots that repeat an expert of their rank", params, float(mine), "slots", {"EPLB": float(twice)}, 0.0),
-        _row("a plan of all layers, process time", params, 1e3 * ours, "ms", {"EPLB, plain loops": 1e3 * theirs}, machine.milliseconds),
+        figure("slots that repeat an expert of their rank", params, float(mine), "slots", {"EPLB": float(twice)}, 0.0),
+        figure("a plan of all layers, process time", params, 1e3 * ours, "ms", {"EPLB, plain loops": 1e3 * theirs}, machine.milliseconds),
     ]
 
 
@@ -75,11 +71,11 @@ def _gap_rows(
     params = params | {"bound": known, "bound_mean": round(float(least.mean()), 5)}
     name, target = "above the partner-aware bound, ratio of means", None if machine.gap is None else 100 * machine.gap
     peers = {"EPLB": 100 * (other.mean() / least.mean() - 1)}
-    rows = [_row(name, params, 100 * (plan.imbalance.mean() / least.mean() - 1), "%", peers, target)]
+    rows = [figure(name, params, 100 * (plan.imbalance.mean() / least.mean() - 1), "%", peers, target)]
     if machine.gap is not None:
-        longer, seconds = _timed(lambda: plan_static(load, machine.topology, effort=_LONGER), 1)
+        longer, seconds = timed(lambda: plan_static(load, machine.topology, effort=_LONGER), 1)
         searched = params | {"effort": _LONGER, "milliseconds": round(1e3 * seconds)}
-        rows.append(_row(name, searched, 100 * (longer.imbalance.mean() / least.mean() - 1), "%", peers, target))
+        rows.append(figure(name, searched, 100 * (longer.imbalance.mean() / least.mean() - 1), "%", peers, target))
     return rows
 
 
@@ -93,16 +89,6 @@ def rows(*, tries: int, proven: Mapping[str, Floats]) -> list[Row]:
     return [*small_rows(), *(row for machine in MACHINES for row in machine_rows(machine, tries=tries, proven=proven))]
 
 
-def _timed(call: Callable[[], _Result], tries: int) -> tuple[_Result, float]:
-    """What a call returns, and the least seconds of the process that one of some calls took: the machine may be busy."""
-    best = np.inf
-    for _ in range(tries):
-        start = time.process_time()
-        result = call()
-        best = min(best, time.process_time() - start)
-    return result, float(best)
-
-
 def _largest(slots: Ints | None, load: Floats, topology: Topology) -> Floats:
     slots = plan_static(load, topology).slot_to_expert if slots is None else slots
     largest: Floats = rank_loads(slots, load, topology).max(1)
@@ -111,8 +97,3 @@ def _largest(slots: Ints | None, load: Floats, topology: Topology) -> Floats:
 
 def _even(n_slots: int, n_ranks: int) -> Topology:
     return Topology.even(n_slots=n_slots, n_ranks=n_ranks)
-
-
-def _row(name: str, params: dict[str, object], value: float, unit: str, peers: dict[str, float], target: float | None) -> Row:
-    shown = {peer: round(float(figure), 5) for peer, figure in peers.items()}
-    return Row(name=name, params=params, value=round(float(value), 5), unit=unit, better="lower", peers=shown, target=target)
