@@ -104,7 +104,8 @@ def check_call(
             raise ValueError(f"dispatch: {name} must be [{x.shape[0]}, {spec.top_k}], found {list(tensor.shape)}")
     if slot_ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"dispatch: slot_ids must be int32 or int64, found {_name(slot_ids)}")
-    if debugging() and slot_ids.numel():
+    captured = slot_ids.is_cuda and torch.cuda.is_current_stream_capturing()  # values cannot be read there; eager calls are looked at
+    if debugging() and slot_ids.numel() and not captured:
         low, high = int(slot_ids.min()), int(slot_ids.max())
         if low < -1 or high >= spec.n_slots:
             raise ValueError(f"dispatch: slot ids must be -1 or 0..{spec.n_slots - 1}, found {low}..{high}")

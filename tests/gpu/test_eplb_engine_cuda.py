@@ -11,6 +11,7 @@ import torch
 from tests.checkpoints import TINY
 from tests.engine.eplb.jobs import DEBUG, DP, TP, Found, balanced, check_whole, run
 from tests.engine.parity import ragged_prompts
+from tests.gpu.test_ep_engine_cuda import ONE_GPU
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")]
@@ -23,8 +24,10 @@ SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 N = 64
 
 
-def job(settings: list[dict[str, Any]]) -> list[tuple[Found, int, int]]:
-    """(what was found, steps from graphs, host waits beyond one a step) for each of ``settings``."""
+def job(settings: list[dict[str, Any]], apart: bool = False) -> list[tuple[Found, int, int]]:
+    """(what was found, steps from graphs, host waits beyond one a step) for each of ``settings``. ``apart``: NCCL shall think so."""
+    if apart:
+        os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
     torch.backends.cuda.matmul.allow_tf32 = False
     seen: list[Any] = []
     found = []
@@ -55,6 +58,21 @@ def test_random_rebalances_keep_tokens(layout):
         assert cycles["ended"] >= 2 and cycles["aborted"] == 0, (args, cycles)
         if DP in layout and "cuda_graph_bs" in args:
             assert ranks[0][1] > 5 and ranks[0][1] == ranks[1][1], args
+
+
+def test_two_ranks_of_one_gpu_move_experts_between_graphs():
+    (alone,) = job([{"enforce_eager": True}])
+    settings = [
+        {**MOVES, DP: 2, **args, "moe_a2a_backend": "symm", "gpu_memory_utilization": 0.3} for args in ({"enforce_eager": True}, GRAPHS)
+    ]
+    environment = {**DEBUG, **SAFE, **ONE_GPU, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    by_rank = run_ranks(job, 2, settings, True, env=environment, timeout=240.0)
+    for args, *ranks in zip(settings, *by_rank, strict=True):
+        found = [rank[0] for rank in ranks]
+        assert found[0].tokens == alone[0].tokens, args
+        check_whole(found)
+        assert found[0].stats["cycles"]["ended"] >= 2 and found[0].stats["cycles"]["aborted"] == 0, (args, found[0].stats["cycles"])
+    assert by_rank[0][1][1] > 5, "no step ran from a graph"
 
 
 @two_gpus
