@@ -19,7 +19,8 @@ from .doctor_balance import balance_rows
 from .doctor_experts import expert_backends
 from .doctor_memory import host_memory
 from .doctor_transports import transports
-from .flags import Parser
+from .flags import Parser, add_options
+from .nodes.settings import NodeSettings
 
 #: distributions whose versions matter, and what they are for
 DISTRIBUTIONS = {
@@ -48,6 +49,12 @@ Backend = tuple[str, str, bool, str]  # kind, name, usable, reason
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
     parser.add_argument("--json", action="store_true", help="Print JSON.")
+    parser.add_argument(
+        "--dist", action="store_true", help="Over several ranks: who is there, can the hosts reach one another, how long messages take."
+    )
+    parser.add_argument("--dist-timeout", type=float, default=30.0, metavar="X", help="Seconds that --dist waits for anything.")
+    parser.add_argument("--max-clock-skew", type=float, default=10.0, metavar="X", help="Seconds that clocks of hosts may be apart.")
+    add_options(parser, NodeSettings)
 
 
 def versions() -> dict[str, str | None]:
@@ -158,6 +165,10 @@ def backends() -> list[Backend]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; the exit code."""
+    if args.dist:
+        from .preflight.command import run_dist
+
+        return run_dist(args)
     found, hardware, usable, memory, ways = versions(), devices(), backends(), host_memory(), transports()
     if args.json:
         rows = [dict(zip(("kind", "name", "usable", "reason"), row, strict=True)) for row in usable]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .failure import CollectiveError
+from .failure import CollectiveError, collective_error
 from .grid_spec import GridSpec
 from .group import Group
+from .interface import choose_gloo_interface
 from .join import join
+from .muster import Roll, decline, muster
 from .progress import Progress
+from .roll_call import AbsentError
 from .store import Rendezvous
 from .watchdog import Watchdog
 
@@ -36,6 +41,7 @@ class Grid:
     world: Group  # everybody
     node_of: tuple[int, ...]  # node number of every EP rank, from 0
     progress: Progress  # what this rank is doing, for heartbeats; the engine sets progress.step
+    hosts: tuple[str, ...] = ("",)  # label of every global rank's host
     watchdog: Watchdog | None = None  # None when alone
     before_close: list[Callable[[], None]] = field(default_factory=list, repr=False)  # what has to let go of the groups first
     _owns_dist: bool = field(default=False, repr=False)
@@ -137,34 +143,82 @@ class Grid:
         )  # fmt: skip
 
     @classmethod
-    def create(cls, spec: GridSpec, device: torch.device, timeout_s: float) -> Grid:
+    def create(
+        cls,
+        spec: GridSpec,
+        device: torch.device,
+        timeout_s: float,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        max_skew_s: float = float("inf"),
+    ) -> Grid:
         """Join the job that torchrun's environment describes. Collective over all ranks when there are several.
 
-        ``timeout_s`` is the deadline of every collective, in seconds. Raises ValueError if the job has another number
-        of ranks than the grid, CollectiveError if ranks do not show up.
+        ``timeout_s`` is the deadline of every collective, in seconds; ``facts`` must be the same on all ranks, and the clocks of
+        hosts at most ``max_skew_s`` apart. Raises ValueError if the job has another number of ranks than the grid or ranks
+        differ, CollectiveError if ranks do not show up.
         """
-        spec.validate(int(os.environ.get("WORLD_SIZE", "1")))
+        prefix = _next_prefix()
+        try:
+            spec.validate(int(os.environ.get("WORLD_SIZE", "1")))
+            if timeout_s <= 0:
+                raise ValueError(f"the deadline of collectives must be more than 0 seconds, found {timeout_s}")
+        except ValueError as error:
+            decline(prefix, error)
+            raise
         if spec.world == 1:
             return cls.single(device)
-        if timeout_s <= 0:
-            raise ValueError(f"the deadline of collectives must be more than 0 seconds, found {timeout_s}")
         meeting = Rendezvous.from_env(timeout_s)
         progress = Progress(rank=meeting.rank)
-        prefix = f"rorqual/{meeting.attempt}/{next(_generation)}"
         watchdog = Watchdog(meeting, prefix, progress, deadline_s=timeout_s)
         watchdog.start()
         owns = not dist.is_initialized()
         try:
+            roll = _meet(meeting, prefix, facts or {}, timeout_s, max_skew_s, progress)
+            watchdog.hosts = roll.hosts
+            if owns:
+                choose_gloo_interface(meeting.host, meeting.port, single_host=roll.single_host)
             groups = join(meeting, prefix, spec, device, timeout_s, progress)
-        except CollectiveError:
+        except (CollectiveError, ValueError):
             watchdog.stop()
             raise
         first = meeting.rank // (spec.dp * spec.tp) * spec.dp * spec.tp
         nodes = [r // (spec.ranks_per_node or meeting.local_world_size) for r in range(first, first + spec.dp * spec.tp)]
         grid = cls(
-            spec=spec, rank=meeting.rank, device=device, progress=progress, watchdog=watchdog, _owns_dist=owns,
+            spec=spec, rank=meeting.rank, device=device, progress=progress, watchdog=watchdog, _owns_dist=owns, hosts=roll.hosts,
             tp=groups["tp"], ep=groups["ep"], replica=groups["replica"], leaders=groups.get("leaders"), world=groups["world"],
             node_of=tuple(sorted(set(nodes)).index(node) for node in nodes),
         )  # fmt: skip
         grid.world.barrier("create")
         return grid
+
+    @staticmethod
+    @contextmanager
+    def declining() -> Iterator[None]:
+        """Around what a rank does before ``create``: a user's error inside reaches the ranks that wait there, and goes on."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            decline(_next_prefix(), error)
+            raise
+
+
+def _next_prefix() -> str:
+    """Of the store keys of the next grid that this process makes, or declines to make."""
+    return f"rorqual/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_generation)}"
+
+
+def _meet(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s: float, max_skew_s: float, progress: Progress) -> Roll:
+    """``muster``, with absent ranks as a CollectiveError."""
+    ranks = range(meeting.world_size)
+    progress.resume("world", "create", ranks)
+    try:
+        return muster(meeting, prefix, facts, timeout_s, max_skew_s)
+    except AbsentError as error:
+        cause = "not all ranks met within the deadline"
+        made = collective_error(
+            cause, op="create", group="world", ranks=ranks, peers=error.missing, deadline_s=timeout_s, progress=progress
+        )
+        raise made from error
+    finally:
+        progress.leave()

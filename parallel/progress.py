@@ -24,7 +24,9 @@ class Progress:
     op: str = ""  # the last collective entered
     group: str = ""  # its group
     peers: Sequence[int] = ()  # the ranks it is with
+    batch: Callable[[], str] | None = None  # says what is being run; set by the engine with every step
     since: float = 0.0  # monotonic seconds at which the host began to wait in it; 0 while it is not waiting
+    leaving: bool = False  # a signal asked this rank to end; published, so that a rank that can end the job in good order does
     find_missing: Callable[[str, Sequence[int], float, bool], dict[int, str]] | None = None  # the watchdog's, if there is one
 
     def enter(self, group: str, op: str, peers: Sequence[int]) -> None:
@@ -57,10 +59,27 @@ class Progress:
         since = self.since
         return time.monotonic() - since if since else 0.0
 
+    def _describe_batch(self) -> str:
+        try:
+            return "" if self.batch is None else self.batch()
+        except Exception as error:  # no word about the batch is worth the heartbeat that carries it
+            return f"unknown ({type(error).__name__}: {error})"
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "step": self.step,
+            "calls": dict(self.calls),
+            "op": self.op,
+            "group": self.group,
+            "waiting_s": self.waiting_s(),
+            "batch": self._describe_batch(),
+            "leaving": self.leaving,
+        }
+
     def encode(self, beat: int) -> str:
         """The record as JSON."""
-        record = {"beat": beat, "step": self.step, "calls": dict(self.calls), "op": self.op, "group": self.group}
-        return json.dumps({**record, "waiting_s": self.waiting_s()})
+        return json.dumps({"beat": beat, **self.record()})
 
 
 def describe(record: dict[str, Any] | None) -> str:

@@ -58,7 +58,12 @@ class Rendezvous:
 def _connect(host: str, port: int, timeout_s: float, *, serve: bool) -> TCPStore:
     if serve and (host, port) in _hosted:
         return _hosted[host, port]
-    store = TCPStore(host, port, None, serve, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    try:
+        store = TCPStore(host, port, None, serve, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    except RuntimeError as error:
+        what = "rank 0 cannot open" if serve else "cannot reach"
+        where = "MASTER_ADDR and MASTER_PORT must be node 0's, as this host reaches it"
+        raise ValueError(f"{what} the store of this job at {host}:{port} ({str(error).splitlines()[0][:200]}); {where}") from None
     if serve:
         _hosted[host, port] = store
     return store

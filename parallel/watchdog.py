@@ -16,7 +16,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from .failure import collective_error
+from .interface import host_label
+from .last_words import last_words, table
 from .progress import Progress, describe
+from .pulse import Pulse
 from .store import Rendezvous
 
 _LOST_STALE_S = 3.0  # a peer of a lost connection counts as dead after this long without a heartbeat
@@ -32,6 +35,7 @@ class Watchdog:
 
     def __init__(self, meeting: Rendezvous, prefix: str, progress: Progress, *, deadline_s: float, interval_s: float = 0.5) -> None:
         self.rank = meeting.rank
+        self.hosts: tuple[str, ...] = ()  # label of every rank's host, once the ranks have met
         self.closing = False  # set when the job is leaving in good order: a store that goes away is then no error
         self._meeting = meeting
         self._prefix = prefix
@@ -42,6 +46,7 @@ class Watchdog:
         self._records: dict[int, dict[str, Any]] = {}  # the last heartbeat of each peer
         self._changed: dict[int, float] = {}  # monotonic seconds at which it last changed
         self._beat = 0
+        self._pulse = Pulse(min(deadline_s, _SILENT_STALE_S) + 4 * interval_s, interval_s, self._store_is_silent)
         self._ended = threading.Event()
         self._stop_lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="rorqual-watchdog", daemon=True)
@@ -51,11 +56,13 @@ class Watchdog:
         self._meeting.store.set(self._key("beat", self.rank), self._progress.encode(0))
         self._progress.find_missing = self.find_missing
         self._thread.start()
+        self._pulse.start()
 
     def stop(self) -> None:
         """End the thread; the rank is no longer watched."""
         self._progress.find_missing = None
         self._ended.set()
+        self._pulse.stop()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * self._interval_s + 1)
 
@@ -69,14 +76,18 @@ class Watchdog:
         before, say so and end this process.
         """
         text = f"{type(error).__name__}: {error}"
+        timer = threading.Timer(_EXIT_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        if self._pulse.silent_s > _LOST_STALE_S:
+            self._say(f"failed at step {self._progress.step}: {text}")
+            self._store_is_silent(self._pulse.silent_s)
         first = self._record_first({"rank": self.rank, "step": self._progress.step, "error": text})
         if first is not None and first["rank"] != self.rank:
             self._say(f"also failed: {text}")
             self._stop_because(first)
         self._say(f"failed first, at step {self._progress.step}: {text}")
-        timer = threading.Timer(_EXIT_S, os._exit, (1,))
-        timer.daemon = True
-        timer.start()
+        self._tell_state(everybody=True)
         with suppress(RuntimeError):
             self._await_acks()
 
@@ -100,6 +111,7 @@ class Watchdog:
         """End this process, naming the first error of the job. Does not return."""
         with self._stop_lock:
             self._say(f"stopping because rank {first['rank']} failed first, at step {first['step']}: {first['error']}")
+            self._tell_state()
             with suppress(RuntimeError):
                 self._meeting.store.set(self._key("ack", self.rank), "1")
             time.sleep(_STAND_BACK_S)  # let the first to fail print its traceback and be the first to end
@@ -108,6 +120,12 @@ class Watchdog:
     def _say(self, text: str) -> None:
         with suppress(OSError, ValueError):
             print(f"rank {self.rank}: {text}", file=sys.stderr, flush=True)
+
+    def _tell_state(self, everybody: bool = False) -> None:
+        """What this rank was doing; and what the others were, as far as it knows."""
+        self._say(last_words(self._progress))
+        if everybody and self._records:
+            self._say(table(dict(self._records), self._silence))
 
     def _exit(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -127,11 +145,24 @@ class Watchdog:
                 owner = "torchrun" if self._meeting.agent_hosts else "rank 0"
                 lost = f"the store on {self._meeting.host}:{self._meeting.port}, run by {owner}, is gone ({str(error).splitlines()[0]})"
                 self._say(f"stopping because {lost}")
+                self._tell_state()
                 self._exit()
+
+    def _store_is_silent(self, seconds: float) -> None:
+        """End this process: it can neither tell the others of a failure nor hear of one."""
+        if self.closing:
+            return
+        meeting = self._meeting
+        where = f"the store on {meeting.host}:{meeting.port} has not answered for {seconds:.1f} s"
+        ours = self.hosts[self.rank] if self.hosts else host_label(meeting.host, meeting.port)
+        self._say(f"stopping because {where}: host {meeting.host} is gone, or this host, {ours}, is cut off from it")
+        self._tell_state()
+        self._exit()
 
     def _publish_and_look(self, store: Any) -> None:
         self._beat += 1
         store.set(self._key("beat", self.rank), self._progress.encode(self._beat))
+        self._pulse.beat()
         if store.check([self._key("error")]):
             first = json.loads(store.get(self._key("error")))
             if first["rank"] != self.rank:
@@ -158,6 +189,10 @@ class Watchdog:
                 self._changed[rank] = now
             self._records[rank] = record
 
+    def leaving(self) -> list[int]:
+        """Peers whose last heartbeat says that a signal asked them to end."""
+        return [rank for rank, record in dict(self._records).items() if record.get("leaving")]
+
     def _silence(self, rank: int) -> float:
         """Seconds since the heartbeat of ``rank`` changed; 0 if it was never heard of."""
         return time.monotonic() - self._changed.get(rank, time.monotonic())
@@ -170,6 +205,7 @@ class Watchdog:
         if first is not None and first["rank"] != self.rank:
             self._stop_because(first)
         self._say(str(error))
+        self._tell_state(everybody=True)
         with suppress(RuntimeError):
             self._await_acks()
         self._exit()
@@ -191,7 +227,9 @@ class Watchdog:
                 time.sleep(0.1)
         elif waited_s < 3 * self._interval_s and threading.current_thread() is not self._thread:
             time.sleep(2 * self._interval_s)  # heartbeats are as old as that: let them catch up with a short wait
-        return {rank: self._obituary(rank) for rank in peers if len(peers) == 1 or self._is_behind(rank, group)}
+        behind = [rank for rank in peers if len(peers) == 1 or self._is_behind(rank, group)]
+        silent = [rank for rank in self._peers if self._silence(rank) > _LOST_STALE_S]  # the others wait for these themselves
+        return {rank: self._obituary(rank) for rank in silent or behind}
 
     def _is_behind(self, rank: int, group: str) -> bool:
         record = self._records.get(rank)
@@ -203,7 +241,8 @@ class Watchdog:
     def _obituary(self, rank: int) -> str:
         silence = self._silence(rank)
         state = describe(self._records.get(rank))
-        return f"no heartbeat for {silence:.1f} s, then {state}" if silence > _LOST_STALE_S else state
+        where = f"on {self.hosts[rank]}, " if len(set(self.hosts)) > 1 else ""
+        return f"{where}no heartbeat for {silence:.1f} s, then {state}" if silence > _LOST_STALE_S else f"{where}{state}"
 
 
 class _Watched(Protocol):
