@@ -22,6 +22,7 @@ $(READY): setup.py
 # four ranks on this machine: two replicas of the attention, two ranks each; the experts are spread over all four
 demo: $(READY)
 	@$(BIN)/torchrun --nproc-per-node 4 -m rorqual.launch generate tiny --dp-size 2 --tp-size 2 --dtype float32 --max-tokens 48
+	@echo; echo "and as a server, two replicas:"; PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/deploy/demo.sh
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -144,7 +144,11 @@ class BaseDispatcher(ABC):
         """The error that a copy of ``status`` means; None if it means none."""
         return None
 
-    def bytes_sent(self) -> list[int]:
+    def traffic(self) -> torch.Tensor | None:
+        """See ``Dispatcher``: the host counts."""
+        return None
+
+    def bytes_sent(self, counters: torch.Tensor | None = None) -> list[int]:
         """Bytes of rows and results sent to each EP rank since the start; 0 for this rank itself."""
         return list(self._sent)
 

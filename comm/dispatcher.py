@@ -124,8 +124,14 @@ class Dispatcher(Protocol):
     def verdict(self, words: Sequence[int]) -> DispatchTimeout | None:
         """The error that a copy of ``status`` means; None if it means none."""
 
-    def bytes_sent(self) -> list[int]:
-        """Bytes of rows and results sent to each EP rank since the start; 0 for this rank itself."""
+    def traffic(self) -> torch.Tensor | None:
+        """What ``bytes_sent`` is made from where the device counts it, to be copied; None where the host does."""
+
+    def bytes_sent(self, counters: torch.Tensor | None = None) -> list[int]:
+        """Bytes of rows and results sent to each EP rank since the start; 0 for this rank itself.
+
+        ``counters``: a copy of ``traffic()``, of an earlier moment; without it the host may wait for the device.
+        """
 
     def close(self) -> None:
         """Release buffers; later calls raise RuntimeError. Communicates nothing."""

@@ -215,10 +215,17 @@ class PeerDispatcher(PeerMembers):
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def bytes_sent(self) -> list[int]:
-        """See ``Dispatcher``: rows, choices and results; flags (16 bytes a rank and half) are not counted. Waits for the device."""
+    def traffic(self) -> torch.Tensor | None:
+        """See ``Dispatcher``."""
+        return self.state.sent
+
+    def bytes_sent(self, counters: torch.Tensor | None = None) -> list[int]:
+        """See ``Dispatcher``: rows, choices and results; flags (16 bytes a rank and half) are not counted.
+
+        Waits for the device, unless it gets ``counters``.
+        """
         wire = self.wire
-        rows, choices, results = self.state.sent.tolist()
+        rows, choices, results = (self.state.sent if counters is None else counters).tolist()
         each = zip(rows, choices, results, strict=True)
         return [a * wire.row_bytes + b * 8 * wire.top_k + c * wire.hidden * wire.home_itemsize for a, b, c in each]
 

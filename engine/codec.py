@@ -1,13 +1,13 @@
-"""Named arrays as bytes: how step plans travel between ranks. A JSON header, then the raw values; nothing is unpickled."""
+"""Named arrays as bytes: how step plans travel between ranks. A msgpack header, then the raw values; nothing is unpickled."""
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,10 +18,20 @@ _SCALARS = ("step", "offloaded")
 _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
 
 
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    """What follows it: integers by name, and (name, dtype, shape) of every array."""
+
+    scalars: dict[str, int]
+    arrays: list[tuple[str, str, tuple[int, ...]]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_header = msgspec.msgpack.Decoder(_Header)
+
+
 def encode_arrays(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, int]) -> bytes:
     """Pack arrays and integer scalars into one byte string that ``decode_arrays`` reads back."""
-    head = {"scalars": dict(scalars), "arrays": [[name, a.dtype.name, list(a.shape)] for name, a in arrays.items()]}
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = _encoder.encode(_Header(dict(scalars), [(name, a.dtype.name, a.shape) for name, a in arrays.items()]))
     return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
 
 
@@ -29,13 +39,13 @@ def decode_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, int]]
     """Inverse of ``encode_arrays``.
 
     Raises:
-        ValueError: a header of unknown dtype, or a length that does not match.
+        ValueError: a header that is none or of unknown dtype, or a length that does not match.
     """
     (length,) = _LENGTH.unpack_from(data)
-    head = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    head = _header.decode(data[_LENGTH.size : _LENGTH.size + length])
     at = _LENGTH.size + length
     arrays: dict[str, NDArray[Any]] = {}
-    for name, dtype_name, shape in head["arrays"]:
+    for name, dtype_name, shape in head.arrays:
         if dtype_name not in _DTYPES:
             raise ValueError(f"array {name!r} has unknown dtype {dtype_name!r}; known: {sorted(_DTYPES)}")
         dtype = _DTYPES[dtype_name]
@@ -46,7 +56,7 @@ def decode_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, int]]
         at += count * dtype.itemsize
     if at != len(data):
         raise ValueError(f"message has {len(data)} bytes, its header describes {at}")
-    return arrays, head["scalars"]
+    return arrays, head.scalars
 
 
 def encode_plan(plan: StepPlan) -> bytes:

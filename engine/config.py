@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from .config_check import check_config
+from .option import option
 
 __all__ = ["EngineConfig", "check_config", "option"]
-
-
-def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] | None = None, group: str = "engine") -> Any:
-    """A dataclass field that is also a flag: ``--<field-name>`` and ``aliases``, with one line of help."""
-    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices, "group": group})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +166,7 @@ class EngineConfig:
     dist_timeout: float = option(
         300.0, "Seconds a collective may wait before the run ends with the missing ranks' names.", group="parallel"
     )
+    max_clock_skew: float = option(10.0, "Seconds that the clocks of hosts may be apart at the start.", group="parallel")
 
     enable_eplb: bool = option(
         False, "Move experts between ranks while tokens are generated, so that all ranks get the same load.", group="expert balance"
@@ -235,4 +231,8 @@ class EngineConfig:
     enable_expert_load: bool = option(True, "Count the tokens routed to each expert, per layer.", group="scheduler")
 
     seed: int = option(0, "Seed of requests that bring none, and of dummy weights.", "--random-seed", group="scheduler")
+    enable_layerwise_nvtx_tracing: bool = option(
+        False, "NVTX ranges around steps and the parts of the model, for Nsight Systems; graphs show the step alone.",
+        "--enable-layerwise-nvtx-marker", group="scheduler",
+    )  # fmt: skip
     disable_log_stats: bool = option(False, "Do not log the layout, what was loaded, and the size of the KV pool.", group="scheduler")

@@ -91,9 +91,9 @@ class Driver:
             while not done:
                 events, done = self._tick()
                 front.chunks(events)
-            self._end()
+            self.end()
             raise
-        self._end()
+        self.end()
 
     def _tick(self) -> tuple[list[Event], bool]:
         assert self.front is not None and self.leader is not None
@@ -109,7 +109,7 @@ class Driver:
         except Refusal as error:
             self.leader.stop_followers(str(error))
             raise
-        self._end()
+        self.end()
 
     def _refuse(self, message: str) -> None:
         """Carry rank 0's refusal to every rank."""
@@ -121,7 +121,8 @@ class Driver:
                 pass
         self.leader.stop_followers(message)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """The loop is over for all replicas: let this one's other ranks go (leaders)."""
         assert self.leader is not None
         self.leader.stop_followers()
         self.runner.drain()

@@ -33,7 +33,9 @@ from .eplb.make import make_experts
 from .eplb.room import balance_line
 from .eplb_settings import uses_placement
 from .expert_settings import describe_exchange
+from .facts import startup_facts
 from .front import Front, StreamChunk
+from .grammar.offline import Grammars
 from .hf_config.model_parser import parse_model_config
 from .host_memory import keep_freed_memory
 from .leader import Leader
@@ -46,6 +48,7 @@ from .resolved import grid_spec, resolve_device, resolve_dtype, resolve_max_len
 from .runner import Runner
 from .sharing.make import make_share
 from .sharing.place import Membership
+from .step_ranges import StepRanges, nvtx_mark
 from .text.chat import render_chat
 from .text.tokenizer import Tokenizer
 from .weights.hub import SHAPES, resolve_model
@@ -64,6 +67,16 @@ class Engine:
     front: Front | None  # on rank 0
 
     def __init__(self, config: EngineConfig) -> None:
+        with Grid.declining():
+            device = self._read(config)
+        facts = startup_facts(config, self.folder, device.type)
+        self.grid = Grid.create(grid_spec(config), device, config.dist_timeout, facts=facts, max_skew_s=config.max_clock_skew)
+        with protected(self.grid, close=True):
+            self._make()
+        self._run_seconds = 0.0
+
+    def _read(self, config: EngineConfig) -> torch.device:
+        """Settings and the model's files, without the other ranks."""
         check_config(config)
         if config.model in SHAPES and config.load_format != "dummy":
             raise ValueError(f"model {config.model!r} is a configuration without weights; add --load-format dummy")
@@ -78,11 +91,8 @@ class Engine:
         self.max_model_len = resolve_max_len(config, self.model_config)
         self.dtype = resolve_dtype(config, self.model_config)
         no_text = config.skip_tokenizer_init or (config.model in SHAPES and config.tokenizer is None)
-        self.tokenizer = None if no_text else Tokenizer.load(self._tokenizer_folder())
-        self.grid = Grid.create(grid_spec(config), device, config.dist_timeout)
-        with protected(self.grid, close=True):
-            self._make()
-        self._run_seconds = 0.0
+        self.tokenizer = None if no_text else Tokenizer.load(self.tokenizer_folder())
+        return device
 
     def _make(self) -> None:
         """Model, weights, cache, runner and, where this rank leads, the scheduler."""
@@ -99,6 +109,8 @@ class Engine:
         self._membership = None if pools is None else pools.membership
         self.runner = make_runner(grid, self.stage, cache, config, self.dtype, self.max_model_len, debug=self.debug, pools=pools)
         self.runner.experts = self.experts
+        if config.enable_layerwise_nvtx_tracing:
+            self.runner.trace = StepRanges(self.stage.model, nvtx_mark(grid.device))
         if config.cuda_graph_capture == "start":
             together(grid, self.runner.capture_graphs)
         plans = Mailbox(grid.replica)
@@ -106,9 +118,12 @@ class Engine:
         if grid.is_leader:
             share = make_share(config, pools, self.runner.mover, debug=self.debug)
             scheduler = make_scheduler(config, model, n_pages=cache.n_pages, max_len=self.max_model_len, pools=pools, share=share)
-            self.leader = Leader(grid=grid, scheduler=scheduler, runner=self.runner, tokenizer=self.tokenizer, plans=plans)
+            self.leader = Leader(
+                grid=grid, scheduler=scheduler, runner=self.runner, tokenizer=self.tokenizer, plans=plans, vocab_size=model.vocab_size
+            )
         if grid.rank == 0:
-            self.front = Front(tokenizer=self.tokenizer, dp=grid.spec.dp, vocab_size=model.vocab_size)
+            grammars = None if self.tokenizer is None else Grammars(self.tokenizer, model.vocab_size, model.eos_token_ids)
+            self.front = Front(tokenizer=self.tokenizer, dp=grid.spec.dp, vocab_size=model.vocab_size, grammars=grammars)
             self._announce(report)
         self.driver = Driver(grid=grid, runner=self.runner, plans=plans, leader=self.leader, front=self.front, debug=self.debug)
 
@@ -136,7 +151,8 @@ class Engine:
         elif self.grid.device.type == "cuda":
             log.info("Decode steps run eagerly: %s", why_eager(self.config, self.grid, self.stage))
 
-    def _tokenizer_folder(self) -> Path:
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer and the chat template are."""
         return self.folder if self.config.tokenizer is None else resolve_model(self.config.tokenizer, self.config.revision)
 
     def run(self, prompts: Sequence[Prompt], params: Params, priority: Sequence[int] | None) -> Iterator[StreamChunk]:
@@ -169,7 +185,7 @@ class Engine:
         """
         if self.tokenizer is None:
             raise ValueError("chat needs a tokenizer; leave out skip_tokenizer_init")
-        text = render_chat(self._tokenizer_folder(), messages, model_type=self.model_config.model_type, **template_args)
+        text = render_chat(self.tokenizer_folder(), messages, model_type=self.model_config.model_type, **template_args)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def rank_stats(self) -> dict[str, Any]:

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .call import Params, Prompt, integers, spread_params, spread_priority
+from .grammar.offline import Grammars
 from .messages import AbortRequest, AddRequest, Command
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from .records import Event, LogprobRow
 from .sampling.noise import request_seed
 from .sampling_params import SamplingParams
+from .serving.routing.router import Router
 from .text.tokenizer import Tokenizer
 
-__all__ = ["Front", "Prompt", "Router", "StreamChunk"]
+__all__ = ["Front", "Prompt", "StreamChunk"]
 
 
 @dataclass(kw_only=True, slots=True)  # not frozen: one is made per token, and frozen ones take four times as long to make
@@ -30,26 +32,6 @@ class StreamChunk:
     output: RequestOutput | None  # the whole request, once every completion of the prompt has ended
 
 
-class Router:
-    """Chooses DP ranks: the one with the fewest outstanding tokens; ties go round."""
-
-    def __init__(self, n_ranks: int) -> None:
-        self.tokens = [0] * n_ranks
-        self._next = 0
-
-    def pick(self, cost: int) -> int:
-        """The rank for a request of ``cost`` tokens (prompt plus the most it may generate)."""
-        order = [(self._next + i) % len(self.tokens) for i in range(len(self.tokens))]
-        best = min(order, key=lambda rank: self.tokens[rank])
-        self._next = (best + 1) % len(self.tokens)
-        self.tokens[best] += cost
-        return best
-
-    def done(self, rank: int, cost: int) -> None:
-        """A request has ended."""
-        self.tokens[rank] -= cost
-
-
 @dataclass(kw_only=True)
 class _Child:
     """One completion in flight."""
@@ -57,16 +39,15 @@ class _Child:
     parent: RequestOutput
     completion: CompletionOutput
     prompt_index: int
-    dp_rank: int
-    cost: int
 
 
 class Front:
     """Requests of one engine as their callers see them."""
 
-    def __init__(self, *, tokenizer: Tokenizer | None, dp: int, vocab_size: int) -> None:
+    def __init__(self, *, tokenizer: Tokenizer | None, dp: int, vocab_size: int, grammars: Grammars | None = None) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self.grammars = grammars  # None: structured output is refused
         self.router = Router(dp)
         self._children: dict[str, _Child] = {}
         self._arrivals = 0  # requests so far, over the engine's life
@@ -119,38 +100,53 @@ class Front:
         spread, priorities = spread_params(params, len(prompts)), spread_priority(priority, len(prompts))
         texts = [self.token_ids(p) for p in prompts]
         for param in spread:
-            bad = [t for t in param.stop_ids if t >= self.vocab_size]
-            if bad:
-                raise ValueError(f"stop_token_ids has {bad[0]}; the vocabulary has ids 0 to {self.vocab_size - 1}")
+            param.check_vocabulary(self.vocab_size)
+        grammars = [self._grammar(param) for param in spread]
         commands: list[AddRequest] = []
         call, self._calls = self._calls, self._calls + 1
-        for place, ((text, ids), param) in enumerate(zip(texts, spread, strict=True)):
+        for place, ((text, ids), param, grammar) in enumerate(zip(texts, spread, grammars, strict=True)):
             outputs = [CompletionOutput(index=i, logprobs=None if param.logprobs is None else []) for i in range(param.n)]
             metrics = RequestMetrics(arrival=time.monotonic())
             parent = RequestOutput(request_id=f"{call}-{place}", prompt=text, prompt_token_ids=ids, outputs=outputs, metrics=metrics)
             for completion in outputs:
-                commands.append(self._child(parent, completion, place, param, priorities[place]))
+                commands.append(self._child(parent, completion, place, param, priorities[place], grammar))
         return commands
 
-    def _child(self, parent: RequestOutput, completion: CompletionOutput, place: int, param: SamplingParams, priority: int) -> AddRequest:
-        cost = len(parent.prompt_token_ids) + param.max_tokens
-        child = _Child(parent=parent, completion=completion, prompt_index=place, dp_rank=self.router.pick(cost), cost=cost)
+    def _grammar(self, param: SamplingParams) -> str | None:
+        """The compiled grammar that a completion has to match, None without."""
+        if param.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise ValueError("structured_outputs needs a tokenizer; leave out skip_tokenizer_init")
+        return self.grammars.compile(param.structured_outputs)
+
+    def _child(
+        self, parent: RequestOutput, completion: CompletionOutput, place: int, param: SamplingParams, priority: int, grammar: str | None
+    ) -> AddRequest:
         name = f"{parent.request_id}.{completion.index}"
-        self._children[name] = child
+        dp_rank = self.router.pick(name, parent.prompt_token_ids, param.max_tokens, sure=True)
+        self._children[name] = _Child(parent=parent, completion=completion, prompt_index=place)
         index, self._arrivals = self._arrivals, self._arrivals + 1
         wire = param.to_wire()
         if param.seed is not None and completion.index:
             wire["seed"] = request_seed(param.seed, 0, 0, completion.index)  # siblings draw their own noise
         wire.pop("n", None)
+        wire.pop("structured_outputs", None)
         return AddRequest(
-            request_id=name, index=index, dp_rank=child.dp_rank, prompt_ids=parent.prompt_token_ids, params=wire, priority=priority
+            request_id=name,
+            index=index,
+            dp_rank=dp_rank,
+            prompt_ids=parent.prompt_token_ids,
+            params=wire,
+            priority=priority,
+            grammar=grammar,
         )
 
     def withdraw(self, commands: Sequence[AddRequest]) -> None:
         """Forget requests that were registered but never sent."""
         for command in commands:
-            child = self._children.pop(command.request_id)
-            self.router.done(child.dp_rank, child.cost)
+            del self._children[command.request_id]
+            self.router.done(command.request_id)
 
     def aborts(self, request_id: str | None = None) -> list[Command]:
         """Commands that end one prompt's completions, or all of them."""
@@ -182,7 +178,7 @@ class Front:
             metrics.cached_tokens = max(metrics.cached_tokens, event.cached_tokens)
             metrics.preemptions += event.preemptions
             del self._children[event.request_id]
-            self.router.done(child.dp_rank, child.cost)
+            self.router.done(event.request_id)
             if all(o.finished for o in parent.outputs):
                 parent.finished, metrics.finish_time, whole = True, time.monotonic(), parent
         return StreamChunk(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .plan import StepPlan
 from .ranges import part
 from .results import Wanted, pack_logprobs
+from .sampling.guided import Guided
 from .sampling.logprobs import gather_logprobs
 from .sampling.sample_rows import SampleRows
 from .sampling.sampler import RowsOnDevice, SampleResult, sample
@@ -37,6 +38,8 @@ class HeadJob:
     last: NDArray[np.int64]  # [n] the plan's token whose logits are sampled
     ends: NDArray[np.int64]  # [n] position of the token to be sampled
     rows: SampleRows  # what sampling does for them
+    guided: NDArray[np.int32]  # [G] of the n rows, those whose token a grammar limits
+    masks: NDArray[np.int32]  # [G, ceil(vocab / 32)] their masks
     want: Wanted  # what is returned
 
     @property
@@ -56,7 +59,12 @@ class HeadJob:
             "prompt_token": prompt.token,
             "prompt_slot": plan.slots[prompt.row].astype(np.int64),
             "prompt_position": prompt.position,
+            **self.masked(),
         }
+
+    def masked(self) -> dict[str, Array]:
+        """What has to be on the device for rows with a grammar; {} without."""
+        return {"guided": self.guided.astype(np.int64), "masks": self.masks} if len(self.guided) else {}
 
 
 def head_job(plan: StepPlan, want: Wanted, tables: DeviceTables) -> HeadJob:
@@ -68,6 +76,8 @@ def head_job(plan: StepPlan, want: Wanted, tables: DeviceTables) -> HeadJob:
         last=np.cumsum(plan.counts, dtype=np.int64)[rows] - 1,
         ends=(plan.starts + plan.counts)[rows].astype(np.int64),
         rows=SampleRows.of(tables.sampling, slots),
+        guided=plan.guided,
+        masks=plan.masks,
         want=want,
     )
 
@@ -106,9 +116,10 @@ class Head:
         """Tokens of the sampled rows, which also go to the token table."""
         tables, picked, ends = self.tables, found["picked"], found["ends"]
         rows = RowsOnDevice(found["random"], found["penalised"])
+        guided = Guided(found["guided"], found["masks"]) if len(job.guided) else None
         result = sample(
             logits, picked, ends, tables.sampling, tables.tokens, ends,
-            host_slots=job.slots, max_length=job.longest, rows=job.rows, device_rows=rows,
+            host_slots=job.slots, max_length=job.longest, rows=job.rows, device_rows=rows, guided=guided,
         )  # fmt: skip
         tables.tokens[picked, ends] = result.tokens.to(torch.int32)
         return result

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,17 +13,32 @@ import numpy as np
 
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
+from .agreement import agree, alone
 from .codec import encode_plan
-from .graph_key import decode_context
-from .messages import END, FAIL, PLAN, AbortRequest, AddRequest, Command, Refusal, decode_commands, encode_commands
+from .emitter import Emitter
+from .grammar.guides import Guides
+from .messages import (
+    CONTROL,
+    END,
+    FAIL,
+    KEEP,
+    PLAN,
+    AbortRequest,
+    AddRequest,
+    Ask,
+    Command,
+    DropGrammar,
+    KeepGrammar,
+    Refusal,
+    TellPrefixes,
+    encode_ask,
+)
 from .pending import PendingResult
 from .plan import I32, StepPlan
-from .records import Event, LogprobRow, Record, from_wire, to_wire, unpack_row
-from .request import FinishReason, Request, RequestState
-from .results import HEAD_COLUMNS, StepResult, Wanted
+from .records import Event
+from .request import Request
 from .runner import Runner
 from .scheduling.scheduler import Scheduler
-from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
 
 
@@ -38,18 +54,32 @@ class InFlight:
 class Leader:
     """One DP rank's engine loop. ``tick`` is collective over the leaders of all replicas."""
 
-    def __init__(self, *, grid: Grid, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer | None, plans: Mailbox) -> None:
+    def __init__(
+        self, *, grid: Grid, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer | None, plans: Mailbox, vocab_size: int = 0
+    ) -> None:
+        """``vocab_size`` is the width of the logits, for grammars."""
         self.grid = grid
         self.scheduler = scheduler
         self.runner = runner
-        self.tokenizer = tokenizer
         self.lag = scheduler.config.lag
+        self.guides = Guides(tokenizer, vocab_size, scheduler.config.eos_token_ids)
         self.plans = plans
-        self.records: dict[str, Record] = {}
-        self.events: list[Event] = []  # not yet handed to the front
+        self.emitter = Emitter(scheduler, tokenizer, self.guides)
         self.inflight: deque[InFlight] = deque()
         self._carried: I32 = np.zeros(0, dtype=np.int32)  # pages freed in plans that were never launched
         self._solo = grid.spec.dp == 1
+        self._posted = 0.0  # time.monotonic() of the last message to the other ranks of the replica
+        self.quiet = True  # no replica had anything to do or to tell at the last tick
+        #: what else goes up to rank 0, asked once a tick: plain values, or None for nothing
+        self.reporters: dict[str, Callable[[], Any]] = {}
+        #: rank 0: gets (dp rank, name, value) of what reporters told, its own included
+        self.heard: Callable[[int, str, Any], None] | None = None
+        #: rank 0: gets events as soon as the next step is launched, instead of the caller of ``tick`` after it
+        self.deliver: Callable[[list[Event]], None] | None = None
+        #: gets the plan of every tick once its numbers are agreed
+        self.on_step: Callable[[StepPlan], None] | None = None
+        #: answers a question to all ranks; set by who asks
+        self.answer: Callable[[Ask], None] | None = None
         #: held while the scheduler is at work, so that others with a part in its pages can be served between steps
         self.at_work: AbstractContextManager[object] = nullcontext() if scheduler.share is None else scheduler.share.lock
 
@@ -61,25 +91,33 @@ class Leader:
             if command.dp_rank == self.grid.dp_rank:
                 self._add(command)
         elif isinstance(command, AbortRequest):
-            self.abort(command.request_id)
+            self.emitter.abort(command.request_id)
+        elif isinstance(command, KeepGrammar):
+            self.guides.keep(command.name, command.text)
+        elif isinstance(command, DropGrammar):
+            self.guides.drop(command.name)
+        elif isinstance(command, TellPrefixes):
+            if command.dp_rank == self.grid.dp_rank:
+                self.scheduler.log_prefixes()
+        elif isinstance(command, Ask):
+            self._ask(command)
         else:
             raise Refusal(command.message)
 
-    def _add(self, command: AddRequest) -> None:
-        request = command.request()
-        self.scheduler.add(request)
-        detokenizer = None
-        if self.tokenizer is not None:
-            detokenizer = Detokenizer(self.tokenizer, request.params, eos_ids=self.scheduler.config.eos_token_ids)
-        self.records[request.request_id] = Record(request=request, detokenizer=detokenizer)
+    def _ask(self, ask: Ask) -> None:
+        assert self.answer is not None, f"nobody is there to answer {ask.name!r}"
+        self._post(CONTROL + encode_ask(ask))
+        self.answer(ask)
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; one that is unknown or has ended is ignored."""
-        record = self.records.get(request_id)
-        if record is not None and self.scheduler.abort(request_id):
-            text = "" if record.detokenizer is None else record.detokenizer.flush().text
-            self.events.append(record.close(Event(request_id=request_id, token_ids=[], text=text)))
-            del self.records[request_id]
+    def _add(self, command: AddRequest) -> None:
+        try:
+            request = command.request()
+            self.guides.admit(request)
+            self.scheduler.add(request)
+            self.guides.enter(request)
+            self.emitter.enter(request)
+        except ValueError as error:  # the front has checked what it can; the request ends, not the engine
+            self.emitter.refuse(command.request_id, str(error))
 
     # ---- the loop
 
@@ -102,22 +140,34 @@ class Leader:
             for command in commands:
                 self.take(command)
         plan = self.scheduler.schedule()
+        if len(self.guides):
+            for request, problem in self.guides.mask(plan, self.scheduler.requests_of(plan.step)):
+                self.emitter.fail(request, problem)
         if self.scheduler.share is not None and not plan.n_rows and self.scheduler.has_work:
             self.scheduler.share.rest()
-        outbox, self.events = self.events, []
+        outbox = self.emitter.pop()
+        notes = self._notes()
         if self._solo:
-            plan.dp_tokens = np.array([plan.n_tokens], dtype=np.int32)
-            plan.dp_context = np.array([decode_context(plan)], dtype=np.int32)
-            plan.dp_offloaded = np.array([plan.offloaded], dtype=np.int32)
-            done = not more and not outbox and not self.scheduler.has_work
+            self._hear(self.grid.dp_rank, notes)
+            alone(plan)
+            self.quiet = not outbox and not self.scheduler.has_work
+            done = not more and self.quiet
         else:
+            assert self.grid.leaders is not None
             try:
-                outbox, done = self._agree(plan, outbox, commands, more)
+                agreed = agree(
+                    self.grid.leaders, plan, outbox, notes, commands, has_work=self.scheduler.has_work, more=more,
+                    take=self.take, hear=self._hear,
+                )  # fmt: skip
             except Refusal:  # the front refused the call before anything ran
                 self._forget(plan)
                 raise
+            outbox, done, self.quiet = agreed.events, agreed.done, agreed.quiet
         if not done:
             self._launch(plan)
+            if self.deliver is not None and outbox:  # while the device works
+                self.deliver(outbox)
+                outbox = []
             self._settle(plan)
         else:
             self._forget(plan)
@@ -130,40 +180,33 @@ class Leader:
         self.scheduler.skip(plan.step)
         self._carried = np.concatenate([self._carried, plan.freed_pages])
 
-    def _agree(self, plan: StepPlan, outbox: list[Event], commands: list[Command], more: bool) -> tuple[list[Event], bool]:
-        """The leaders' only exchange: sizes first, then news down and events up where there are any."""
-        leaders = self.grid.leaders
-        assert leaders is not None
-        front = leaders.index == 0
-        news = encode_commands(commands) if front and commands else b""
-        events = b"" if front or not outbox else json.dumps(to_wire(outbox)).encode()
-        unfinished = [int(self.scheduler.has_work), len(news), len(events), int(more or bool(outbox and front))]
-        table = leaders.gather_ints([plan.n_tokens, decode_context(plan), *unfinished, int(plan.offloaded)])
-        plan.dp_tokens, plan.dp_context, plan.dp_offloaded = (table[:, i].astype(np.int32) for i in (0, 1, 6))
-        if table[0, 3]:
-            for command in decode_commands(leaders.broadcast_bytes(news if front else None, 0)):
-                self.take(command)
-        collected = outbox if front else []
-        for index in range(1, leaders.size):
-            if table[index, 4]:
-                if front:
-                    collected = collected + from_wire(json.loads(leaders.recv_bytes(index)))
-                elif leaders.index == index:
-                    leaders.send_bytes(events, 0)
-        return collected, not table[:, 2:6].any()
+    def _notes(self) -> dict[str, Any]:
+        """What reporters have to tell."""
+        if not self.reporters:
+            return {}
+        found = {name: reporter() for name, reporter in self.reporters.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _hear(self, dp_rank: int, notes: dict[str, Any]) -> None:
+        if self.heard is not None:
+            for name, value in notes.items():
+                self.heard(dp_rank, name, value)
 
     def _launch(self, plan: StepPlan) -> None:
         """Run the plan on every rank of the replica, unless no replica has anything to run."""
+        if self.on_step is not None:
+            self.on_step(plan)
         if not plan.dp_tokens.any():
             self._carried = np.concatenate([self._carried, plan.freed_pages])
             self.inflight.append(InFlight(plan=plan, pending=None))
+            self._keep()
             return
         if len(self._carried):
             plan.freed_pages = np.concatenate([self._carried, plan.freed_pages])
             self._carried = np.zeros(0, dtype=np.int32)
         if self.grid.replica.size > 1:
             self.runner.before_sharing(plan)
-            self.plans.post(PLAN + encode_plan(plan))
+            self._post(PLAN + encode_plan(plan))
         pending = self.runner.execute(plan)
         owners = self.scheduler.requests_of(plan.step) if pending.wanted.top >= 0 else []
         self.inflight.append(InFlight(plan=plan, pending=pending, owners=owners))
@@ -178,6 +221,16 @@ class Leader:
             if flight.pending is not None and flight.plan.step > limit:
                 waiting = False
 
+    def _post(self, message: bytes) -> None:
+        if self.grid.replica.size > 1:
+            self.plans.post(message)
+            self._posted = time.monotonic()
+
+    def _keep(self) -> None:
+        """Tell the other ranks of the replica now and then that nothing is wrong, or their deadline would pass while all are idle."""
+        if self.grid.replica.size > 1 and time.monotonic() - self._posted > min(1.0, self.grid.replica.deadline_s / 8):
+            self._post(KEEP)
+
     def stop_followers(self, message: str | None = None) -> None:
         """Tell the other ranks of the replica that the loop is over, with an error message if there is one."""
         self.plans.post(END if message is None else FAIL + message.encode())
@@ -189,47 +242,7 @@ class Leader:
         if flight.pending is None:
             self.scheduler.skip(flight.plan.step)
             return
-        result = flight.pending.wait()
-        rows = self._rows(flight, flight.pending.wanted, result)
-        for request, token in self.scheduler.complete(flight.plan.step, result.tokens):
-            self._emit(request, token, rows.get(request.request_id))
-
-    def _rows(self, flight: InFlight, want: Wanted, result: StepResult) -> dict[str, LogprobRow]:
-        """Log-probabilities of the sampled tokens by request; those of prompt positions go to their records."""
-        if result.table is None:
-            return {}
-        width = (result.table.shape[1] - HEAD_COLUMNS) // 2
-        rows: dict[str, LogprobRow] = {}
-        for i, row in enumerate(np.flatnonzero(flight.plan.samples).tolist()):
-            request = flight.owners[row]
-            if request.params.logprobs is not None:
-                rows[request.request_id] = unpack_row(result.table[i], request.params.logprobs, width)
-        for i, (row, position) in enumerate(zip(want.prompt.row.tolist(), want.prompt.position.tolist(), strict=True)):
-            request = flight.owners[row]
-            record = self.records.get(request.request_id)
-            if record is not None:
-                top = request.params.prompt_logprobs or 0
-                record.prompt_rows[position] = unpack_row(result.table[want.samples + i], top, width)
-        return rows
-
-    def _emit(self, request: Request, token: int, row: LogprobRow | None) -> None:
-        """Turn one new token into an event; a stop string ends the request here."""
-        record = self.records[request.request_id]
-        text = "" if record.detokenizer is None else self._text(record.detokenizer, request, token)
-        self.events.append(record.event(token, row, text))
-        if request.state is RequestState.FINISHED:
-            del self.records[request.request_id]
-
-    def _text(self, detokenizer: Detokenizer, request: Request, token: int) -> str:
-        """The text one token adds, with what was held back when the request has ended."""
-        piece = detokenizer.push(token)
-        ended = request.state is RequestState.FINISHED
-        if piece.stop is None and ended:
-            rest = detokenizer.flush()
-            piece = type(piece)(text=piece.text + rest.text, stop=rest.stop)
-        if piece.stop is not None:  # it replaces the reason of a request that ended with this token
-            self.scheduler.finish(request, FinishReason.STOP, stop_reason=piece.stop)
-        return piece.text
+        self.emitter.take(flight.plan, flight.pending.wanted, flight.pending.wait(), flight.owners)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the scheduler, for reports."""

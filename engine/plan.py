@@ -43,6 +43,9 @@ class StepPlan:
     new_floats: F64 = field(default_factory=lambda: _empty((0, len(FLOAT_COLUMNS)), np.float64))  # [N, FLOAT_COLUMNS]
     new_tokens: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [sum of length] their host-known tokens
     new_bans: I64 = field(default_factory=lambda: _empty((0, 3), np.int64))  # [B, 3]: slot, length until which it lasts, token id
+    new_biases: F64 = field(default_factory=lambda: _empty((0, 3), np.float64))  # [B, 3]: slot, token id, what is added to its logit
+    guided: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # [G] places among the sampled rows whose token a grammar limits
+    masks: I32 = field(default_factory=lambda: _empty((0, 0), np.int32))  # [G, ceil(vocab / 32)] a bit for every token: it may be sampled
     freed_pages: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # pages freed since the last plan; poisoned in debug mode
     # With offloading; all but ``mirrors`` before the step runs, in this order.
     vacated: I32 = field(default_factory=lambda: _empty((0,), np.int32))  # device pages that lost their rows; poisoned in debug mode
@@ -80,3 +83,9 @@ class StepPlan:
     def n_samples(self) -> int:
         """Rows that sample a token."""
         return int(self.samples.sum())
+
+    def brief(self) -> str:
+        """What runs, in a few words, for people."""
+        decodes = int(((self.counts == 1) & self.samples).sum())
+        rows = f"{decodes} decode rows, {self.n_rows - decodes} prefill rows of {self.n_tokens - decodes} tokens"
+        return f"{rows if self.n_rows else 'no rows'}; tokens of all replicas {self.dp_tokens.tolist()}"

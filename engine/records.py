@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,9 +17,8 @@ from .text.detokenizer import Detokenizer
 LogprobRow = list[list[float]]
 
 
-@dataclass(kw_only=True)
-class Event:
-    """News of one request, as it travels to the front (JSON between ranks)."""
+class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """News of one request, as it travels to the front (msgpack between ranks)."""
 
     request_id: str
     token_ids: list[int]  # tokens since the last event
@@ -29,6 +29,15 @@ class Event:
     stop_reason: int | str | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    queued_s: float = 0.0  # with the first token: seconds from its arrival on the leader to its first step
+    error: str | None = None  # what happened, with reason "error"
+
+
+class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a leader sends to rank 0 in one step."""
+
+    events: list[Event] = []
+    notes: dict[str, Any] = {}  # what ``Leader.reporters`` had to tell, by their names
 
 
 def unpack_row(row: NDArray[np.float64], top: int, width: int) -> LogprobRow:
@@ -64,6 +73,7 @@ class Record:
             event.logprobs = [row]
         if len(request.output_ids) == 1:
             event.prompt_logprobs = self.prompt_logprobs()
+            event.queued_s = max(0.0, (request.scheduled_time or request.arrival) - request.arrival)
         return self.close(event) if request.state is RequestState.FINISHED else event
 
     def close(self, event: Event) -> Event:
@@ -71,17 +81,25 @@ class Record:
         request = self.request
         assert request.finish_reason is not None
         event.finish_reason, event.stop_reason = request.finish_reason.value, request.stop_reason
+        event.error = request.error
         event.preemptions = request.preemptions
         event.cached_tokens = min(request.cached, len(request.prompt_ids))  # a preempted one finds its own output cached too
         return event
 
 
-def to_wire(events: list[Event]) -> list[dict[str, Any]]:
-    """Events as plain values for JSON; defaults are left out."""
-    defaults = Event(request_id="", token_ids=[], text="")
-    return [{k: v for k, v in vars(e).items() if k in ("request_id", "token_ids", "text") or v != getattr(defaults, k)} for e in events]
+_encoder = msgspec.msgpack.Encoder()
+_report = msgspec.msgpack.Decoder(Report)
 
 
-def from_wire(rows: list[dict[str, Any]]) -> list[Event]:
-    """The inverse of ``to_wire``."""
-    return [Event(**row) for row in rows]
+def encode_report(report: Report) -> bytes:
+    """A report as bytes."""
+    return _encoder.encode(report)
+
+
+def decode_report(data: bytes) -> Report:
+    """The inverse of ``encode_report``.
+
+    Raises:
+        ValueError: bytes that are none.
+    """
+    return _report.decode(data)

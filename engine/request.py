@@ -29,6 +29,7 @@ class FinishReason(str, enum.Enum):
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or max_model_len reached
     ABORT = "abort"  # the caller gave it up
+    ERROR = "error"  # it could not go on, for a reason that is given
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,6 +45,7 @@ class Request:
     prompt_ids: list[int]  # the prompt, at least one token
     params: SamplingParams  # how to sample and when to stop
     priority: int = 0  # lower runs first; ties by index
+    grammar: str | None = None  # what its output must match, a compiled grammar as JSON; None: anything
     arrival: float = 0.0  # time.monotonic() when it was accepted
 
     state: RequestState = RequestState.WAITING
@@ -58,6 +60,8 @@ class Request:
     preemptions: int = 0  # times it lost its pages and was recomputed
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    error: str | None = None  # what happened, with reason ERROR
+    scheduled_time: float | None = None  # time.monotonic() when it was first admitted
     first_token_time: float | None = None  # time.monotonic() of the first token on the host
     finish_time: float | None = None
 

@@ -27,6 +27,7 @@ from .profile import StepTrace
 from .results import NO_PROMPT_ROWS, StepResult, Wanted, wanted
 from .runner_stats import RunnerStats
 from .staging import Staging
+from .step_ranges import StepRanges
 from .streams import HostCopy, Streams
 from .tables import DeviceTables
 
@@ -63,7 +64,7 @@ class Runner:
         self.stats = RunnerStats()
         self.pipe = Pipe(grid.world)
         self.head = Head(stage.model, tables)
-        self.trace: StepTrace | None = None  # set while steps are profiled
+        self.trace: StepTrace | StepRanges | None = None  # set while steps are profiled
         self.experts: ExpertSteps | None = None  # set where the load of experts is recorded or evened out between steps
         self._awaited: deque[tuple[StepPlan, Wanted]] = deque()  # first stage: results still at the last stage
         self._ready: dict[int, tuple[HostCopy, HostCopy | None]] = {}  # leader: results on their way to the host
@@ -89,7 +90,7 @@ class Runner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingResult:
         """Run one step. Launches on the device and returns; only the pipeline's receives block."""
-        self.grid.progress.step = plan.step
+        self.grid.progress.step, self.grid.progress.batch = plan.step, plan.brief
         self._absorb(plan.step - self.grid.spec.pp)
         key = self.graphs.key(plan) if self.graphs is not None and self.stage.capturable else None
         with self.watch.step(plan.step), self._traced(plan, key):
@@ -113,7 +114,7 @@ class Runner:
                 self.mover.after(plan)
                 if plan.offloaded and plan.n_samples and self.grid.is_leader:
                     self.mover.counts.watch(plan.step)
-        self.stats.count(plan, start, from_graph=key is not None)
+        self.stats.count(plan, start, graph_rows=None if key is None else key.batch)
         return PendingResult(self.collect, plan.step, want)
 
     def before_sharing(self, plan: StepPlan) -> None:
@@ -134,7 +135,7 @@ class Runner:
         """Run a step of pure decode rows from its graph; what is more than the highest logit is sampled after it."""
         graphs, tables = self.graphs, self.tables
         assert graphs is not None
-        if not self.debug and tables.sampling.host_plain[plan.slots].all():
+        if not self.debug and not len(plan.guided) and tables.sampling.host_plain[plan.slots].all():
             outputs = graphs.run(plan, key, None)
             if plan.n_rows:
                 self.watch.launched(plan.step)
@@ -147,8 +148,11 @@ class Runner:
         if want.anything:
             self.watch.launched(plan.step)
         found = outputs.arrays(job.rows)
+        more = job.masked()
         if len(want.prompt):
-            found |= self.staging.upload({k: v for k, v in job.arrays(plan).items() if k.startswith("prompt")})
+            more |= {k: v for k, v in job.arrays(plan).items() if k.startswith("prompt")}
+        if more:
+            found |= self.staging.upload(more)
         self._give(plan, *self.head.run(job, outputs.hidden, found, outputs.logits))
         return want
 

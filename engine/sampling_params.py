@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from .grammar.structured import StructuredOutputsParams
 
 #: below this temperature a row is greedy (vLLM's limit)
 GREEDY_TEMPERATURE = 1e-5
 #: most alternatives that ``logprobs`` and ``prompt_logprobs`` may ask for
 MAX_LOGPROBS = 64
+#: most tokens with a ``logit_bias``
+MAX_BIASES = 1024
 #: seeds are 63-bit, so that they fit the int64 column of a plan and -1 can mean "none"
 MAX_SEED = 2**63 - 1
 
@@ -33,15 +37,20 @@ class SamplingParams:
     presence_penalty: float = 0.0  # taken once from the logit of every token generated so far
     frequency_penalty: float = 0.0  # taken once per time that a token was generated so far
     repetition_penalty: float = 1.0  # divides (multiplies, if negative) logits of tokens in prompt and output
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # token id -> added to its logit; kept as pairs
     logprobs: int | None = None  # alternatives per generated token, beside the sampled one; None for no log-probabilities
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False  # let the text end with the stop string (or stop token) that was met
+    structured_outputs: StructuredOutputsParams | None = None  # the form of the output: a JSON schema, a regex, ...; any text when None
 
     def __post_init__(self) -> None:
         """Normalise ``stop`` and ``stop_token_ids`` to tuples and check every field."""
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         self._check_integers()
         self._check_floats()
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
@@ -91,11 +100,26 @@ class SamplingParams:
         """``stop_token_ids`` as a tuple."""
         return tuple(self.stop_token_ids or ())
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """``logit_bias`` as pairs (token id, added to its logit), sorted by id."""
+        pairs: Any = self.logit_bias or ()
+        return tuple(pairs)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ValueError for a token id that a vocabulary of ``vocab_size`` ids does not have."""
+        for name, ids in (("stop_token_ids", self.stop_ids), ("logit_bias", [token for token, _ in self.biases])):
+            bad = [token for token in ids if token >= vocab_size]
+            if bad:
+                raise ValueError(f"{name} has {bad[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+
     def to_wire(self) -> dict[str, Any]:
         """A dict of plain values for JSON; fields at their default are left out."""
         values = asdict(self)
         values["stop"], values["stop_token_ids"] = list(self.stop_strings), list(self.stop_ids)
-        defaults = {f.name: f.default for f in fields(self)} | {"stop": [], "stop_token_ids": []}
+        values["logit_bias"] = [list(pair) for pair in self.biases]
+        values["structured_outputs"] = None if self.structured_outputs is None else self.structured_outputs.to_wire()
+        defaults = {f.name: f.default for f in fields(self)} | {"stop": [], "stop_token_ids": [], "logit_bias": []}
         return {name: value for name, value in values.items() if value != defaults[name]}
 
     @classmethod
@@ -126,6 +150,27 @@ def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
     if bad or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise ValueError(f"stop_token_ids must be a list of token ids, each an integer of 0 or more, or None, found {ids!r}")
     return tuple(ids)
+
+
+def _biases(bias: Any) -> tuple[tuple[int, float], ...]:
+    """``logit_bias`` as pairs, sorted by id; ValueError for anything but finite numbers by token id."""
+    if bias is None:
+        return ()
+    pairs = list(bias.items()) if isinstance(bias, Mapping) else list(bias) if isinstance(bias, (list, tuple)) else [bias]
+    if len(pairs) > MAX_BIASES:
+        raise ValueError(f"logit_bias has {len(pairs)} tokens; at most {MAX_BIASES} are allowed")
+    found: dict[int, float] = {}
+    for pair in pairs:
+        token: Any
+        value: Any
+        token, value = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None)
+        token = int(token) if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10 else token  # JSON's keys
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0 or not number or token in found:
+            raise ValueError(f"logit_bias must map token ids, integers of 0 or more, each once, to numbers, found {pair!r}")
+        _check_float(f"logit_bias of token {token}", value, lambda x: -100 <= x <= 100, "from -100 to 100")
+        found[token] = float(value)
+    return tuple(sorted(found.items()))
 
 
 def _check_int(name: str, value: object, low: int, high: int | None, *, optional: bool = False, note: str = "") -> None:

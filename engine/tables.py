@@ -55,4 +55,4 @@ class DeviceTables:
         self.tokens.index_fill_(0, found["rows"], -1)
         self.pages.index_fill_(0, found["rows"], self.dummy_page)
         self.tokens[found["where"], found["column"]] = found["values"]
-        self.sampling.set(plan.new_ints, plan.new_floats, plan.new_bans, upload=self.staging.upload)
+        self.sampling.set(plan.new_ints, plan.new_floats, plan.new_bans, plan.new_biases, upload=self.staging.upload)

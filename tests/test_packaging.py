@@ -14,6 +14,8 @@ DATA = (
     "rorqual/launch/bench/results/",
     "rorqual/launch/bench/eplb/",
     "rorqual/parallel/kernels/tuned/",
+    "rorqual/engine/server/dashboard/",
+    "rorqual/launch/deploy/",
 )
 ROOMS = ("parallel", "comm", "attention", "moe", "engine", "launch")
 

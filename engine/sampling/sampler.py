@@ -1,6 +1,6 @@
 """From logits to token ids.
 
-Order of processing (vLLM's): banned tokens (``min_tokens``), repetition, frequency and presence penalties, temperature,
+Order of processing (vLLM's): banned tokens (``min_tokens``), ``logit_bias``, repetition, frequency and presence penalties, temperature,
 top-k, top-p, min-p, then a draw. The draw is the inverse of the distribution function at one uniform number of
 ``noise.uniform(seed, position)``, over tokens in descending probability, ties by lowest id. Probabilities are summed as
 integers, in which addition has no rounding: a row gives the same token whatever else is in the batch.
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .guided import Guided, allow
 from .logprobs import TopLogprobs, gather_logprobs, sort_keys
 from .noise import uniform
 from .sample_rows import SampleRows
@@ -58,6 +59,7 @@ def sample(
     max_length: int | None = None,
     rows: SampleRows | None = None,
     device_rows: RowsOnDevice | None = None,
+    guided: Guided | None = None,
 ) -> SampleResult:
     """Sample one token per row. With the keyword arguments given, and debug mode off, the host does not wait for the device.
 
@@ -72,6 +74,7 @@ def sample(
         max_length: a bound on ``lengths`` known to the host; the width of ``token_table`` by default.
         rows: ``SampleRows.of(table, host_slots)``, made here when it is not given.
         device_rows: its lists on the device, copied here when they are not given.
+        guided: rows that may sample some tokens only.
 
     Raises:
         FloatingPointError: debug mode, and a logit is NaN or +inf; names the slots.
@@ -84,8 +87,12 @@ def sample(
     rows = SampleRows.of(table, host) if rows is None else rows
     random, penalised = _on_device(rows, logits.device) if device_rows is None else device_rows
     raw, slots = logits, slots.long()
+    if guided is not None:
+        logits = allow(logits, guided)
     if rows.banned:
         logits = _ban(logits, slots, lengths, table)
+    if rows.biased:
+        logits = table.bias.add(logits, slots)
     if len(rows.penalised):
         logits = _penalise(logits, penalised, slots, lengths, table, token_table, max_length)
     tokens = greedy(logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from ...parallel.debug import debugging
 from ..plan import FLOAT_COLUMNS, INT_COLUMNS
 from ..sampling_params import GREEDY_TEMPERATURE, SamplingParams
+from .bias_table import NO_BIASES, BiasTable, Upload
 
 _NO_BANS = np.zeros((0, 3), dtype=np.int64)
-#: arrays by name -> the same on the device
-Upload = Callable[[Mapping[str, NDArray[Any]]], dict[str, torch.Tensor]]
 
 
 class SamplerTable:
@@ -36,6 +35,7 @@ class SamplerTable:
         self._ints = torch.zeros((n, len(INT_COLUMNS)), dtype=torch.int64, device=self.device)
         self.ban_ids = torch.full((n, 1), -1, dtype=torch.int64, device=self.device)
         self.ban_until = torch.zeros(n, dtype=torch.int64, device=self.device)
+        self.bias = BiasTable(n, self.device)
         self.host_greedy = np.ones(n, dtype=np.bool_)
         self.host_penalised = np.zeros(n, dtype=np.bool_)
         self.host_banned = np.zeros(n, dtype=np.bool_)
@@ -54,13 +54,15 @@ class SamplerTable:
         new_ints: NDArray[np.int64],
         new_floats: NDArray[np.float64],
         new_bans: NDArray[np.int64] = _NO_BANS,
+        new_biases: NDArray[np.float64] = NO_BIASES,
         *,
         upload: Upload | None = None,
     ) -> None:
         """Fill the rows of requests that enter slots.
 
         ``new_ints`` [N, INT_COLUMNS], ``new_floats`` [N, FLOAT_COLUMNS] as in ``StepPlan``; ``new_bans`` int64 [B, 3]:
-        slot, length until which the ban lasts, token id (see ``ban_rows``). ``upload`` brings arrays to the device, by a
+        slot, length until which the ban lasts, token id (see ``ban_rows``); ``new_biases`` float64 [B, 3] as in ``StepPlan``.
+        ``upload`` brings arrays to the device, by a
         plain copy if it is not given.
         """
         if len(new_ints) == 0:
@@ -68,6 +70,7 @@ class SamplerTable:
         slots = new_ints[:, INT_COLUMNS.index("slot")]
         arrays = {"slots": slots.astype(np.int64), "ints": new_ints.astype(np.int64), "floats": new_floats.astype(np.float64)}
         bans = self._bans(slots, new_bans)
+        self.bias.set(slots, new_biases, upload or self._copy)
         if bans is not None:
             arrays["ban_ids"], arrays["ban_until"] = bans
         found = (upload or self._copy)(arrays)
@@ -84,7 +87,7 @@ class SamplerTable:
         )
         self.host_logprobs[slots] = new_ints[:, INT_COLUMNS.index("logprobs")]
         self.host_prompt_logprobs[slots] = new_ints[:, INT_COLUMNS.index("prompt_logprobs")]
-        extra = self.host_penalised[slots] | self.host_banned[slots] | (self.host_logprobs[slots] >= 0)
+        extra = self.host_penalised[slots] | self.host_banned[slots] | self.bias.host[slots] | (self.host_logprobs[slots] >= 0)
         self.host_plain[slots] = self.host_greedy[slots] & ~extra & (self.host_prompt_logprobs[slots] < 0)
 
     def _copy(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:

@@ -145,6 +145,7 @@ class Admission:
             eos_ids=frozenset() if params.ignore_eos else self._eos,
             stop_ids=frozenset(params.stop_ids),
             stay=stay,
+            guided=request.grammar is not None,
         )
         request.slot, request.pages, request.cached, request.computed = seat.slot, seat.pages, cached, cached
         return seat

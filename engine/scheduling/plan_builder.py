@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ..plan import FLOAT_COLUMNS, INT_COLUMNS, StepPlan
+from ..sampling.bias_table import bias_rows
 from ..sampling.noise import request_seed
 from ..sampling.sampler_table import ban_rows, param_floats, param_ints
 from .scheduler_config import SchedulerConfig
 from .seat import Seat
 
+#: a step that does not come
+NEVER = 1 << 62
 #: seat, first position, positions, samples
 Row = tuple[Seat, int, int, bool]
 
@@ -20,6 +23,7 @@ class PlanBuilder:
     def __init__(self, step: int, config: SchedulerConfig) -> None:
         self.step = step
         self.cached_tokens = 0  # positions that entering requests take from the prefix tree
+        self.queried_tokens = 0  # positions that they have
         self._config = config
         self._decodes: list[Row] = []
         self._prefills: list[Row] = []
@@ -30,6 +34,7 @@ class PlanBuilder:
         """``seat`` is new: its tokens, parameters and all its pages go to the device."""
         self._entering.append(seat)
         self.cached_tokens += seat.computed
+        self.queried_tokens += seat.total
         self._pages.extend((seat.slot, index, page) for index, page in enumerate(seat.pages))
 
     def assign(self, seat: Seat, pages: list[int]) -> None:
@@ -47,7 +52,8 @@ class PlanBuilder:
         if samples:
             seat.total += 1
             request.n_launched += 1
-            seat.ready_step = self.step + self._config.pp
+            # A grammar tells what may come next only once the token before is known: see Scheduler._append.
+            seat.ready_step = NEVER if seat.guided else self.step + self._config.pp
         (self._decodes if decode else self._prefills).append((seat, start, count, samples))
 
     def several(self) -> list[tuple[int, bool]]:
@@ -77,7 +83,7 @@ class PlanBuilder:
         return plan
 
     def _fill_entering(self, plan: StepPlan) -> None:
-        ints, floats, bans = [], [], []
+        ints, floats, bans, biases = [], [], [], []
         for seat in self._entering:
             request, slot = seat.request, seat.slot
             assert seat.tokens is not None
@@ -85,8 +91,11 @@ class PlanBuilder:
             seed = request_seed(request.params.seed, self._config.seed, request.index, 0)
             ints.append(param_ints(request.params, slot=slot, length=len(seat.tokens), prompt_len=prompt, seed=seed))
             floats.append(param_floats(request.params))
-            bans.extend(ban_rows(slot, prompt, request.params, self._config.eos_token_ids))
+            biases.extend(bias_rows(slot, request.params))
+            if not seat.guided:  # with a grammar, its masks keep the minimum length
+                bans.extend(ban_rows(slot, prompt, request.params, self._config.eos_token_ids))
         plan.new_ints = np.array(ints, dtype=np.int64).reshape(-1, len(INT_COLUMNS))
         plan.new_floats = np.array(floats, dtype=np.float64).reshape(-1, len(FLOAT_COLUMNS))
         plan.new_bans = np.array(bans, dtype=np.int64).reshape(-1, 3)
+        plan.new_biases = np.array(biases, dtype=np.float64).reshape(-1, 3)
         plan.new_tokens = np.concatenate([seat.tokens for seat in self._entering if seat.tokens is not None])

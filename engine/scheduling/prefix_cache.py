@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..plan import I32
+from ..serving.routing.kv_log import KvLog
 from .prefix_node import PrefixNode
 
 
@@ -36,6 +37,7 @@ class PrefixCache:
         self.evictable_pages = 0  # of these, pages on no locked path
         self.n_nodes = 0
         self._root = PrefixNode(tokens=np.zeros(0, dtype=np.int32), pages=[], parent=None, stamp=0)
+        self.log: KvLog | None = None  # who is told of every change
         self._clock = itertools.count(1)
         self._pushes = itertools.count()
         # (stamp, push number, leaf); an entry counts while the leaf is evictable and its stamp is the same.
@@ -152,6 +154,7 @@ class PrefixCache:
         cut = pages * self.page_size
         upper = PrefixNode(tokens=node.tokens[:cut], pages=node.pages[:pages], parent=node.parent, stamp=node.stamp)
         upper.locks = node.locks
+        upper.hashes, node.hashes = node.hashes[:pages], node.hashes[pages:]
         node.parent.children[self._key(node.tokens, 0)] = upper
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[pages:], upper
         upper.children[self._key(node.tokens, 0)] = node
@@ -164,6 +167,9 @@ class PrefixCache:
         self.n_nodes += 1
         self.n_pages += len(pages)
         self.evictable_pages += len(pages)
+        if self.log is not None:
+            leaf.hash_pages(self.page_size)
+            self.log.stored(leaf.hashes)
         return leaf
 
     def _trim(self, leaf: PrefixNode, count: int) -> list[int]:
@@ -172,6 +178,8 @@ class PrefixCache:
         del leaf.pages[-count:]
         self.n_pages -= count
         self.evictable_pages -= count
+        if self.log is not None:
+            self.log.removed(leaf.cut_hashes(count))
         if leaf.pages:
             leaf.tokens = leaf.tokens[: len(leaf.pages) * self.page_size]
             return pages
@@ -203,6 +211,15 @@ class PrefixCache:
             self._heap = [(n.stamp, next(self._pushes), n) for n in self.nodes() if n.evictable]
             heapq.heapify(self._heap)
 
+    def start_log(self) -> KvLog:
+        """Tell all changes from now on, and first what is there; the second time, tell that again."""
+        if self.log is None:
+            for node in self.nodes():
+                node.hash_pages(self.page_size)
+            self.log = KvLog(lambda: (value for node in self.nodes() for value in node.hashes))
+        self.log.resync()
+        return self.log
+
     def nodes(self) -> list[PrefixNode]:
         """All nodes but the root, parents first."""
         found = list(self._root.children.values())
@@ -229,3 +246,4 @@ class PrefixCache:
             if node is not self._root:
                 assert node.locks >= sum(child.locks for child in node.children.values()), "a locked node has an unlocked parent"
             assert not node.evictable or id(node) in queued, "an evictable leaf is not queued"
+            assert self.log is None or len(node.hashes) == len(node.pages), "a page has no hash"

@@ -10,6 +10,7 @@ from ..offload.host_pages import HostPages
 from ..offload.residency import Residency
 from ..plan import StepPlan
 from ..request import FinishReason, Request, RequestState
+from ..serving.routing.kv_log import KvLog
 from ..sharing.prefix_share import PrefixShare
 from .admission import validate
 from .flights import Flight, Flights
@@ -29,6 +30,7 @@ class SchedulerStats:
 
     preemptions: int = 0  # times a running request lost its pages
     cached_tokens: int = 0  # tokens taken from the prefix tree at admission
+    queried_tokens: int = 0  # tokens of admitted requests, those included
     computed_tokens: int = 0  # tokens scheduled for computation
     evictions: int = 0  # pages dropped from the prefix tree to make room
     plans: int = 0  # plans made
@@ -152,6 +154,7 @@ class Scheduler:
         stats.empty_plans += not rows
         stats.computed_tokens += sum(row[2] for row in rows)
         stats.cached_tokens += builder.cached_tokens
+        stats.queried_tokens += builder.queried_tokens
         stats.preemptions, stats.evictions = self._stepper.preemptions, self._pool.evictions
         return plan
 
@@ -181,6 +184,8 @@ class Scheduler:
             request.first_token_time = now
         request.output_ids.append(token)
         request.n_launched -= 1
+        if seat.guided:
+            seat.ready_step = seat.last_step + self.config.pp
         if seat.tokens is not None and seat.live:
             self._pool.store(seat)
         if len(request.output_ids) > request.params.min_tokens:
@@ -203,6 +208,10 @@ class Scheduler:
     def requests_of(self, step: int) -> list[Request]:
         """Requests of a scheduled step's rows, in plan order, until it is completed; aborted ones included."""
         return self._flights.requests(step)
+
+    def log_prefixes(self) -> KvLog:
+        """Changes of the prefix tree from now on, and first what is there, for the choice of a replica by what it has."""
+        return self._pool.cache.start_log()
 
     def flush_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request reads; returns their number of pages."""

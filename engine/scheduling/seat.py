@@ -30,6 +30,7 @@ class Seat:
     eos_ids: frozenset[int]  # end tokens of the model, empty with ignore_eos
     stop_ids: frozenset[int]  # the request's own stop tokens
     stay: Stay | None = None  # what it holds of the device, with offloading
+    guided: bool = False  # its grammar must know a token before the next one is sampled
     ready_step: int = 0  # first step that may decode it again
     last_step: int = -1  # last launched step that names it
     live: bool = True  # False once the stay has ended

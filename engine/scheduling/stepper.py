@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ..offload.stay import Stay
 from ..request import RequestState
 from ..sharing.prefix_share import PrefixShare
@@ -187,6 +189,8 @@ class Stepper:
             if pool.share is not None:
                 pool.share.questions.forget(request)
             request.move(RequestState.RUNNING)
+            if request.scheduled_time is None:
+                request.scheduled_time = time.monotonic()
             self._running.add(seat)
             builder.enter(seat)
             count = min(budget, seat.total - seat.computed, len(seat.pages) * pool.page_size - seat.computed)

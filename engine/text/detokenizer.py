@@ -75,6 +75,8 @@ class _WindowStream:
         whole = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)
         if whole.endswith("\ufffd") and not final and len(self._pending) < _LONGEST_CHARACTER:
             return ""
+        if not whole.startswith(before):  # a stray byte makes the decoder read the bytes before it, already given as text, anew
+            whole, before = self._tokenizer.decode(self._pending, skip_special_tokens=False), ""
         self._context, self._pending = self._pending, []
         return whole[len(before) :]
 

@@ -145,10 +145,11 @@ def prompts(count: int, longest: int = 24) -> list[list[int]]:
 
 
 def mixed_params(count: int, n: int = 16) -> list[SamplingParams]:
-    """Greedy, drawn, penalised, banned and scored requests in turn."""
+    """Greedy, drawn, penalised, banned, scored and biased requests in turn."""
     kinds: list[dict[str, Any]] = [
         {}, {"temperature": 0.8, "seed": 5}, {"repetition_penalty": 1.4},
         {"min_tokens": 6, "stop_token_ids": [3, 4, 5], "ignore_eos": False},
         {"logprobs": 3}, {"prompt_logprobs": 2}, {"temperature": 1.1, "top_k": 5, "seed": 1, "frequency_penalty": 0.5},
+        {"logit_bias": {2: 3.0, 9: -100.0}},
     ]  # fmt: skip
     return [greedy(n - i % 5, **kinds[i % len(kinds)]) for i in range(count)]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rorqual.engine.codec import decode_arrays, decode_plan, encode_arrays, encode_plan
-from rorqual.engine.messages import AbortRequest, AddRequest, Fail, decode_commands, encode_commands
+from rorqual.engine.messages import AbortRequest, AddRequest, Ask, Fail, decode_ask, decode_commands, encode_ask, encode_commands
 from rorqual.engine.plan import StepPlan
-from rorqual.engine.records import Event, from_wire, to_wire
+from rorqual.engine.records import Event, Report, decode_report, encode_report
 from rorqual.engine.sampling_params import SamplingParams
 
 ARRAYS = st.sampled_from(["int32", "int64", "float64", "bool"]).flatmap(
@@ -49,8 +49,10 @@ def test_damaged_messages_are_refused():
         decode_arrays(data + b"x")
     with pytest.raises(ValueError, match="unknown dtype 'object'"):
         decode_arrays(
-            data.replace(b'"int64"', b'"object"').replace(data[:4], (int.from_bytes(data[:4], "little") + 1).to_bytes(4, "little"), 1)
+            data.replace(b"\xa5int64", b"\xa6object").replace(data[:4], (int.from_bytes(data[:4], "little") + 1).to_bytes(4, "little"), 1)
         )
+    with pytest.raises(ValueError):
+        decode_arrays(b"\x02\x00\x00\x00\xc1\xc1")
 
 
 def test_commands_round_trip():
@@ -59,7 +61,9 @@ def test_commands_round_trip():
         AddRequest(request_id="0-0.0", index=1, dp_rank=2, prompt_ids=[1, 2], params=params.to_wire(), priority=3),
         AbortRequest(request_id="0-0.0"),
         Fail(message="no"),
+        Ask(name="stats", args={"deep": [1, "x"]}),
     ]
+    assert decode_ask(encode_ask(commands[-1])) == commands[-1]
     assert decode_commands(encode_commands(commands)) == commands
     request = decode_commands(encode_commands(commands))[0].request()
     assert request.params == params and request.prompt_ids == [1, 2] and request.priority == 3
@@ -70,4 +74,7 @@ def test_events_round_trip():
         Event(request_id="a", token_ids=[1], text="é", logprobs=[[[1, -0.5, 1]]]),
         Event(request_id="b", token_ids=[], text="", finish_reason="abort", cached_tokens=64),
     ]
-    assert from_wire(to_wire(events)) == events
+    report = Report(events=events, notes={"load": [1, 2]})
+    assert decode_report(encode_report(report)) == report
+    with pytest.raises(ValueError):
+        decode_report(b"\xc1")

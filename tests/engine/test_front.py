@@ -7,7 +7,7 @@ import pytest
 
 from rorqual.engine.call import list_prompts
 from rorqual.engine.config import EngineConfig, check_config
-from rorqual.engine.front import Front, Router
+from rorqual.engine.front import Front
 from rorqual.engine.memory import pool_pages
 from rorqual.engine.records import Event
 from rorqual.engine.sampling_params import SamplingParams
@@ -15,15 +15,6 @@ from rorqual.engine.sampling_params import SamplingParams
 
 def front(dp: int = 1) -> Front:
     return Front(tokenizer=None, dp=dp, vocab_size=10)
-
-
-def test_router_spreads_equal_requests_evenly_and_weighs_tokens():
-    router = Router(4)
-    assert [router.pick(10) for _ in range(8)] == [0, 1, 2, 3] * 2
-    router.done(2, 20)
-    assert router.pick(5) == 2
-    assert router.pick(100) == 2  # 5 tokens are still fewer than 20
-    assert router.tokens == [20, 20, 105, 20]
 
 
 @pytest.mark.parametrize(

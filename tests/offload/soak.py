@@ -83,7 +83,7 @@ class Soak:
         live.ended.clear()
         expect_idle(live.llm)
         engine = live.llm.engine
-        assert not engine.leader.records and not engine.leader.inflight and not engine.front.open
+        assert not engine.leader.emitter.records and not engine.leader.inflight and not engine.front.open
         if totals["phases"] % 2:  # in every other phase prompts come from the tree of the one before
             live.scheduler.flush_prefix_cache()
             tier = live.scheduler.tier

@@ -43,7 +43,7 @@ def test_an_entering_request_brings_tokens_and_parameters():
     config = make_config(seed=5)
     scheduler = Scheduler(config)
     scheduler.add(make_request("a", 4, [3, 1, 2], seed=None, top_k=9, logprobs=2, temperature=0.5, top_p=0.9))
-    scheduler.add(make_request("b", 6, [8], seed=77, prompt_logprobs=3, min_tokens=2, stop_token_ids=[6]))
+    scheduler.add(make_request("b", 6, [8], seed=77, prompt_logprobs=3, min_tokens=2, stop_token_ids=[6], logit_bias={5: -2.5, 1: 3}))
     plan = scheduler.schedule()
     assert plan.new_ints.tolist() == [
         [0, 3, 3, 9, request_seed(None, 5, 4, 0), 2, -1],
@@ -52,6 +52,7 @@ def test_an_entering_request_brings_tokens_and_parameters():
     assert plan.new_floats[0].tolist() == [0.5, 0.9, 0.0, 0.0, 0.0, 1.0]
     assert plan.new_tokens.tolist() == [3, 1, 2, 8] and plan.new_tokens.dtype == np.int32
     assert plan.new_bans.tolist() == [[1, 3, EOS], [1, 3, 6]]
+    assert plan.new_biases.tolist() == [[1, 1, 3], [1, 5, -2.5]]
     assert plan.pages.tolist() == [[0, 0, 0], [1, 0, 1]]
     assert scheduler.schedule().new_ints.shape == (0, len(INT_COLUMNS))
 

@@ -229,7 +229,7 @@ def test_functions_and_white_space_of_templates(tmp_path: Path) -> None:
 
 def test_where_templates_are_found(tmp_path: Path) -> None:
     talk = [message("user", "x")]
-    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    named = [{"name": "default", "template": "D{# tools #}"}, {"name": "tool_use", "template": "T{# tools #}"}]
     write(tmp_path, chat_template=named)
     assert render_chat(tmp_path, talk) == "D" and render_chat(tmp_path, talk, tools=[TOOL]) == "T"
     assert render_chat(write(tmp_path, chat_template=named[:1]), talk, tools=[TOOL]) == "D"

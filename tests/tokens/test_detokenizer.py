@@ -191,4 +191,7 @@ def test_vocabularies_that_are_not_byte_level() -> None:
     pieces = [detokenizer.push(i).text for i in ids] + [detokenizer.flush().text]
     assert "".join(pieces) == tokenizer.decode(ids) == "Hello, world日é🦄 ab"
     assert not any("\ufffd" in p for p in pieces)
+    byte = {b: spell[f"<0x{b:02X}>"] for b in range(256)}
+    stray = [*(byte[b] for b in "日".encode()), byte[0xFF], spell["b"]]
+    assert run(stray, SamplingParams(), tokenizer)[0] == "日\ufffdb"  # decoded whole, the stray byte would spoil its neighbours
     assert run(ids, SamplingParams(stop="🦄 a"), tokenizer)[:2] == ("Hello, world日é", "🦄 a")

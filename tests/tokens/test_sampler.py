@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rorqual.engine.sampling.bias_table import bias_rows
 from rorqual.engine.sampling.logprobs import gather_logprobs
 from rorqual.engine.sampling.noise import uniform
 from rorqual.engine.sampling.sampler import SampleResult, draw, sample
@@ -24,15 +25,18 @@ class Bench:
         self.slots = torch.tensor([(5 * i + 2) % (self.n + 3) for i in range(self.n)]) if (self.n + 3) % 5 else torch.arange(self.n)
         width = max(map(len, tokens), default=1) + 4
         self.token_table = torch.full((self.n + 3, width), -1, dtype=torch.int32)  # -1: must never be read
-        ints, floats, bans = [], [], []
+        ints, floats, bans, biases = [], [], [], []
         for i, (p, ids, prompt_len) in enumerate(zip(params, tokens, prompt_lens, strict=True)):
             slot = int(self.slots[i])
             self.token_table[slot, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
             ints.append(param_ints(p, slot=slot, length=len(ids), prompt_len=prompt_len, seed=p.seed if p.seed is not None else 1000 + i))
             floats.append(param_floats(p))
             bans.extend(ban_rows(slot, prompt_len, p, eos))
+            biases.extend(bias_rows(slot, p))
         self.lengths = torch.tensor([len(ids) for ids in tokens])
-        self.table.set(np.array(ints, dtype=np.int64), np.array(floats), np.array(bans, dtype=np.int64).reshape(-1, 3))
+        self.table.set(
+            np.array(ints, dtype=np.int64), np.array(floats), np.array(bans, dtype=np.int64).reshape(-1, 3), np.array(biases).reshape(-1, 3)
+        )
 
     def run(self, logits: torch.Tensor, rows: list[int] | None = None, positions: torch.Tensor | None = None) -> SampleResult:
         pick = torch.arange(self.n) if rows is None else torch.tensor(rows, dtype=torch.int64)
@@ -255,6 +259,51 @@ def test_a_slot_loses_the_bans_of_its_last_request() -> None:
     assert bench.run(logits).tokens.item() == 0
     logits[0, 6] = 4.0
     assert bench.run(logits).tokens.item() == 6  # of the first request's two bans nothing is left
+
+
+def test_logit_bias_is_added_before_penalties_and_temperature() -> None:
+    rng = np.random.default_rng(5)
+    params = [
+        SamplingParams(logit_bias={3: 4.0, 90: -7.5}, temperature=0.7),
+        SamplingParams(temperature=0),
+        SamplingParams(logit_bias={t: float(t % 9) for t in range(60)}, repetition_penalty=1.7, temperature=0),
+        SamplingParams(logit_bias={96: 100.0}, temperature=0, logprobs=1),
+        SamplingParams(logit_bias={2: -100.0}, top_k=3),
+    ]
+    seen = [[1, 2], [4, 5], [8, 17, 17], [1], [2]]
+    bench = Bench(params, seen, [1, 1, 1, 1, 1])
+    plain = Bench([SamplingParams(**{**p.to_wire(), "logit_bias": None}) for p in params], seen, [1, 1, 1, 1, 1])
+    for trial in range(20):
+        logits = torch.from_numpy(rng.normal(scale=3, size=(len(params), V)).astype(np.float32))
+        biased = logits.clone()
+        for row, p in enumerate(params):
+            for token, value in p.biases:
+                biased[row, token] += value
+        where = torch.full((len(params),), trial)
+        found, raw = bench.run(logits, positions=where), logits.clone()
+        assert torch.equal(logits, raw)
+        assert found.tokens.tolist() == plain.run(biased, positions=where).tokens.tolist()
+        assert found.logprobs is not None and found.tokens[3] == 96
+        assert torch.equal(found.logprobs.logprob, torch.log_softmax(logits, -1).gather(1, found.tokens.unsqueeze(1)).squeeze(1))
+
+
+def test_a_slot_loses_the_bias_of_its_last_request() -> None:
+    params = [SamplingParams(temperature=0, logit_bias={4: 50.0, 5: 49.0}), SamplingParams(temperature=0, logit_bias={7: 9.0})]
+    bench = Bench(params, [[1], [1]], [1, 1])
+    logits = torch.zeros(2, V)
+    assert bench.run(logits).tokens.tolist() == [4, 7]
+    slot = int(bench.slots[0])
+    ints = np.array([param_ints(SamplingParams(temperature=0), slot=slot, length=1, prompt_len=1, seed=0)], dtype=np.int64)
+    floats = np.array([param_floats(SamplingParams(temperature=0))])
+    bench.table.set(ints, floats)
+    assert bench.run(logits).tokens.tolist() == [0, 7]  # the other row's bias still holds, and nothing of the first's
+    bench.table.set(ints, floats, new_biases=np.array([(slot, 5, 1.0)]))
+    assert bench.run(logits).tokens.tolist() == [5, 7]
+
+
+def test_logit_bias_does_not_lift_a_ban() -> None:
+    bench = Bench([SamplingParams(temperature=0, min_tokens=2, logit_bias={4: 100.0, 6: 1.0})], [[1]], [1], eos=(4,))
+    assert bench.run(torch.zeros(1, V)).tokens.tolist() == [6]
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:

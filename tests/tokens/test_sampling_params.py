@@ -32,6 +32,14 @@ BAD = [
     ("repetition_penalty", 0, "repetition_penalty must be a number above 0, found 0"),
     ("logprobs", -1, "logprobs must be an integer from 0 to 64, or None, found -1"),
     ("prompt_logprobs", 65, "prompt_logprobs must be an integer from 0 to 64, or None, found 65"),
+    ("logit_bias", {5: 101}, "logit_bias of token 5 must be a number from -100 to 100, found 101"),
+    ("logit_bias", {5: float("nan")}, "logit_bias of token 5 must be a number from -100 to 100, found nan"),
+    ("logit_bias", {-1: 1.0}, "logit_bias must map token ids, integers of 0 or more, each once, to numbers, found (-1, 1.0)"),
+    ("logit_bias", {"x": 1.0}, "logit_bias must map token ids"),
+    ("logit_bias", {5: True}, "logit_bias must map token ids"),
+    ("logit_bias", [(5, 1), (5, 2)], "each once, to numbers, found (5, 2)"),
+    ("logit_bias", 7, "logit_bias must map token ids"),
+    ("logit_bias", dict.fromkeys(range(1025), 1), "logit_bias has 1025 tokens; at most 1024 are allowed"),
     ("ignore_eos", 1, "ignore_eos must be True or False, found 1"),
 ]
 
@@ -60,6 +68,23 @@ def test_wire_round_trip() -> None:
     assert SamplingParams.from_wire(wire) == params
     assert SamplingParams(stop="ab").stop_strings == ("ab",)
     assert len({params, SamplingParams.from_wire(wire)}) == 1
+
+
+def test_logit_bias_is_kept_as_pairs() -> None:
+    params = SamplingParams(logit_bias={"7": -100, 3: 2.5})  # type: ignore[dict-item]
+    assert params.biases == ((3, 2.5), (7, -100.0))
+    assert SamplingParams(logit_bias={}).to_wire() == {}
+    wire = json.loads(json.dumps(params.to_wire()))
+    assert wire == {"logit_bias": [[3, 2.5], [7, -100.0]]}
+    assert SamplingParams.from_wire(wire) == params and hash(params)
+
+
+def test_ids_outside_of_the_vocabulary() -> None:
+    SamplingParams(logit_bias={9: 1.0}, stop_token_ids=[9]).check_vocabulary(10)
+    with pytest.raises(ValueError, match="logit_bias has 10; the vocabulary has ids 0 to 9"):
+        SamplingParams(logit_bias={10: 1.0}).check_vocabulary(10)
+    with pytest.raises(ValueError, match="stop_token_ids has 12; the vocabulary has ids 0 to 9"):
+        SamplingParams(stop_token_ids=[3, 12]).check_vocabulary(10)
 
 
 def test_unknown_wire_names_are_listed() -> None:

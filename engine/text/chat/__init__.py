@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .render import ChatFormat, load_chat_format, render_chat
+from .renderer import ChatRenderer
 
-__all__ = ["ChatFormat", "load_chat_format", "render_chat"]
+__all__ = ["ChatFormat", "ChatRenderer", "load_chat_format", "render_chat"]

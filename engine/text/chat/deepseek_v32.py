@@ -9,10 +9,12 @@ last user message) or "</think>".
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from .messages import Message
+from .template import OPTIONAL_ARGS
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"
@@ -59,16 +61,28 @@ Here are the functions available in JSONSchema format:
 class DeepseekV32ChatFormat:
     """Renders checked messages (``check_messages``) for DeepSeek-V3.2."""
 
-    def render(self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], thinking: bool, add_generation_prompt: bool) -> str:
-        """The prompt.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]],
+        thinking: bool | None,
+        add_generation_prompt: bool,
+        template_args: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt. ``thinking`` None is False; other template arguments are without meaning here.
 
         ``tools`` are described in the first system message (an empty one is made when there is none). Reasoning of
         earlier turns is left out: only what follows the last user message keeps it, and only in thinking mode.
 
         Raises:
-            ValueError: tool results that do not answer the tool calls before them, an assistant turn after the last user
-                message that lacks reasoning in thinking mode, an empty developer message.
+            ValueError: an unknown template argument, tool results that do not answer the tool calls before them, an assistant
+                turn after the last user message that lacks reasoning in thinking mode, an empty developer message.
         """
+        unknown = template_args.keys() - OPTIONAL_ARGS
+        if unknown:
+            raise ValueError(f"chat_template_kwargs has {', '.join(sorted(unknown))}; DeepSeek-V3.2's format knows thinking only")
+        thinking = bool(thinking)
         turns = _with_tools(list(messages), tools)
         last_user = max((i for i, m in enumerate(turns) if m["role"] in ("user", "developer")), default=-1)
         if thinking:

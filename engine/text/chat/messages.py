@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from .arguments import Arguments
+
 #: roles that a message may have
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -16,7 +18,8 @@ def check_messages(messages: Sequence[Message]) -> list[Message]:
     """Copies of the messages with plain-string contents.
 
     A content may be a string or a list of ``{"type": "text", "text": ...}`` parts, which are joined; an assistant's may be
-    None or missing beside reasoning or tool calls. The arguments of tool calls become dicts.
+    None or missing beside reasoning or tool calls. The arguments of tool calls become ``Arguments``; reasoning is found under
+    the name ``reasoning_content``.
 
     Raises:
         ValueError: no messages, an unknown role, a content that is no text, or a malformed tool call; names the message.
@@ -42,6 +45,8 @@ def _check_message(index: int, message: Message) -> Message:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, str):
         raise ValueError(f"message {index} (role {role}): reasoning_content must be a string, found {type(reasoning).__name__}")
+    if reasoning is not None:
+        checked["reasoning_content"] = reasoning  # the name that templates know
     content = message.get("content")
     if content is None and role == "assistant" and (calls or reasoning):
         checked["content"] = ""
@@ -68,15 +73,16 @@ def _check_call(index: int, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"message {index}: a tool call must be {{'function': {{'name': ..., 'arguments': ...}}}}, found {call!r}")
-    arguments = function.get("arguments", {})
+    arguments, text = function.get("arguments", {}), None
     if isinstance(arguments, str):
+        text = arguments
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(text) if text.strip() else {}
         except ValueError as error:
             raise ValueError(f"message {index}: arguments of tool call {function['name']!r} are not valid JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"message {index}: arguments of tool call {function['name']!r} must be a JSON object, found {arguments!r}")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": Arguments(arguments, text)}}
 
 
 def check_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,15 @@ from .template import JinjaChatFormat, find_template, special_tokens_of
 class ChatFormat(Protocol):
     """Renders checked messages to the text of a prompt."""
 
-    def render(self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], thinking: bool, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]],
+        thinking: bool | None,
+        add_generation_prompt: bool,
+        template_args: Mapping[str, Any] = ...,
+    ) -> str:
         """The prompt; ValueError when the format cannot express the messages."""
 
 
@@ -50,6 +58,7 @@ def render_chat(
     thinking: bool = False,
     add_generation_prompt: bool = True,
     model_type: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt text of a chat, special tokens included: encode it with ``add_special_tokens=False``.
 
@@ -60,11 +69,14 @@ def render_chat(
         tools: function descriptions, as in OpenAI's chat API.
         thinking: ask for reasoning before the answer, where the format knows the difference.
         add_generation_prompt: end with the opening of the assistant's turn.
+        chat_template_kwargs: more variables for the template; ``thinking`` and ``enable_thinking`` among them come first.
         model_type: decides where the folder has no template; that of its ``config.json`` by default.
 
     Raises:
         ValueError: bad messages or tools, or a model without a chat format.
     """
+    args = dict(chat_template_kwargs or {})
+    thinking = bool(args.pop("thinking", args.pop("enable_thinking", thinking)))
     checked, described = check_messages(messages), check_tools(tools)
     chat_format = load_chat_format(folder, model_type=model_type, with_tools=bool(described))
-    return chat_format.render(checked, tools=described, thinking=thinking, add_generation_prompt=add_generation_prompt)
+    return chat_format.render(checked, tools=described, thinking=thinking, add_generation_prompt=add_generation_prompt, template_args=args)

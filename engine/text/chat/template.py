@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..tokenizer import read_json_object
 from .messages import Message
 
 #: what template code may raise beside jinja's own errors, e.g. adding None to a string
-_TEMPLATE_ERRORS = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
+_TEMPLATE_ERRORS = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError, ZeroDivisionError)
+#: ``chat_template_kwargs`` that clients send to models of every kind: without meaning where the template does not read them
+OPTIONAL_ARGS = frozenset({"thinking", "enable_thinking", "reasoning_effort", "clear_thinking", "preserve_thinking"})
+#: names that templates find in their environment
+_FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"})
 
 
 class JinjaChatFormat:
@@ -21,29 +26,76 @@ class JinjaChatFormat:
     def __init__(self, source: str, special_tokens: dict[str, str], origin: str) -> None:
         """``origin`` says in errors where the template came from. ValueError for a syntax error."""
         import jinja2
+        import jinja2.meta
 
+        self.source = source
         self._special_tokens, self._origin = special_tokens, origin
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            #: names that the template reads
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template of {origin} cannot be compiled: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], thinking: bool, add_generation_prompt: bool) -> str:
-        """The prompt; ValueError when the template refuses the messages."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]],
+        thinking: bool | None,
+        add_generation_prompt: bool,
+        template_args: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt.
+
+        With ``thinking`` None the template's own default holds. ``template_args`` are more variables for the template.
+
+        Raises:
+            ValueError: the template refuses the messages, or has no place for the tools, calls or results that they bring.
+        """
         import jinja2
 
+        self._check(messages, tools, template_args)
         values = {
-            "messages": list(messages),
+            **template_args,
+            "messages": self._known_roles(messages),
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            "thinking": thinking,  # DeepSeek's name
-            "enable_thinking": thinking,  # GLM's name
         }
+        if thinking is not None:
+            values["thinking"] = values["enable_thinking"] = thinking  # DeepSeek's name, GLM's name
         try:
             return str(self._template.render(**self._special_tokens, **values))
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             raise ValueError(f"the chat template of {self._origin} refused the messages: {error}") from error
+
+    def _known_roles(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages; those of a developer are the system's in templates that do not know the role and would leave them out."""
+        if "developer" in self.source:
+            return list(messages)
+        return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+    def _check(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], template_args: Mapping[str, Any]) -> None:
+        """Raise ValueError for what the template would leave out of the prompt without a word."""
+        fix = "; give another template with --chat-template"
+        if tools and "tools" not in self.source:
+            raise ValueError(f"the chat template of {self._origin} has no place for tools{fix}")
+        for index, message in enumerate(messages):
+            if message.get("tool_calls") and "tool_calls" not in self.source:
+                raise ValueError(f"message {index}: the chat template of {self._origin} has no place for tool_calls{fix}")
+            if message["role"] == "tool" and "tool" not in self.source:
+                raise ValueError(f"message {index}: the chat template of {self._origin} has no place for tool results{fix}")
+        own = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens} & template_args.keys()
+        if own:
+            raise ValueError(f"chat_template_kwargs must not have {', '.join(sorted(own))}, which the server sets itself")
+        unknown = template_args.keys() - self.variables - OPTIONAL_ARGS
+        if unknown:
+            known = ", ".join(sorted(self.variables - {"messages", "tools", "add_generation_prompt", *self._special_tokens, *_FUNCTIONS}))
+            raise ValueError(
+                f"chat_template_kwargs has {', '.join(sorted(unknown))}; the template of {self._origin} reads {known or 'none'}"
+            )
 
 
 def find_template(folder: Path, *, with_tools: bool) -> str | None:

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from .charts import LEAST_PERCENT, Figure, expert_map, graph_objects, layer_lines, lost_bars, rank_maps
+from .charts import LEAST_PERCENT, Figure, expert_map, layer_lines, lost_bars, rank_maps
 from .gather import Report
-from .style import CSS
+from .html import chart, more, page, section, table
 from .time_charts import policies_in_words, spare_curve, step_bars, step_lines, trade_curve
 from .words import balance_rows, cards, hot_rows, outcome_rows, source_lines
-
-#: draws every chart, says in its place what could not be drawn, and counts both for whoever looks at the page by program
-_DRAW = """
-(function () {
-  var drawn = 0, failed = [];
-  document.querySelectorAll("script[data-chart]").forEach(function (holder) {
-    var place = document.getElementById(holder.dataset.chart);
-    try {
-      var figure = JSON.parse(holder.textContent);
-      Plotly.newPlot(place, figure.data, figure.layout, {
-        responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]
-      });
-      drawn += 1;
-    } catch (error) {
-      failed.push(holder.dataset.chart + ": " + error);
-      place.className = "failed";
-      place.textContent = "This chart could not be drawn: " + error;
-    }
-  });
-  document.documentElement.dataset.drawn = drawn;
-  document.documentElement.dataset.failed = failed.join("; ");
-})();
-"""
 
 
 def render(report: Report, *, title: str = "Balance of experts") -> str:
@@ -43,18 +19,8 @@ def render(report: Report, *, title: str = "Balance of experts") -> str:
     Raises:
         ValueError: plotly is not installed.
     """
-    graph_objects()
-    from plotly.offline import get_plotlyjs
-
-    parts = [_section(*part) for part in _sections(report)]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-    lines = "".join(f"<p>{escape(line)}</p>" for line in source_lines(report))
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{CSS}</style>\n<script>{get_plotlyjs()}</script></head>\n'
-        f"<body><main><header><h1>{escape(title)}</h1>{lines}</header>\n{_cards(report)}\n"
-        + "\n".join(parts)
-        + f"\n{_FOOT}</main>\n<script>{_DRAW}</script></body></html>\n"
-    )
+    parts = "\n".join(section(*part) for part in _sections(report))
+    return page(title, source_lines(report), f"{_cards(report)}\n{parts}\n{_FOOT}")
 
 
 def write_report(report: Report, path: str | Path, *, title: str = "Balance of experts") -> None:
@@ -79,7 +45,7 @@ def _sections(report: Report) -> list[tuple[str, str, str]]:
         (
             "Load of the experts",
             "Choices of all steps together, over the mean of their layer. Red experts are hot, blue ones cold.",
-            _chart("experts", expert_map, report) + _more("The most uneven layers", _table(*hot_rows(report))),
+            _chart("experts", expert_map, report) + more("The most uneven layers", table(*hot_rows(report))),
         ),
         (
             "Ranks before and after",
@@ -90,7 +56,7 @@ def _sections(report: Report) -> list[tuple[str, str, str]]:
             "Balance of each layer",
             f"How far the busiest rank is above the mean, on a log scale; {LEAST_PERCENT}% stands for that and less. "
             "The dotted line is a bound: no placement on this machine has less.",
-            _chart("layers", layer_lines, report) + _table(*balance_rows(report)),
+            _chart("layers", layer_lines, report) + table(*balance_rows(report)),
         ),
         (
             "Bytes against balance",
@@ -122,11 +88,7 @@ def _replay(report: Report) -> tuple[str, str, str]:
     rules = report.rules
     about = f"A plan every {rules.interval} steps from the last {rules.window}; red: time that moving took. {words}."
     charts = _chart("bars", step_bars, report) + _chart("lines", step_lines, report)
-    return "The trace replayed under policies", about, charts + _table(*outcome_rows(report))
-
-
-def _section(heading: str, lead: str, content: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2><p>{escape(lead)}</p>{content}</section>"
+    return "The trace replayed under policies", about, charts + table(*outcome_rows(report))
 
 
 def _cards(report: Report) -> str:
@@ -140,21 +102,4 @@ def _cards(report: Report) -> str:
 
 
 def _chart(name: str, make: Callable[[Report], Figure], report: Report) -> str:
-    """The place of a chart, as high as it will be, and its data."""
-    figure = make(report)
-    data = json.dumps(json.loads(figure.to_json()), separators=(",", ":")).replace("</", "<\\/")
-    height = int(figure.layout.height)
-    holder = f'<script type="application/json" data-chart="{name}">{data}</script>'
-    return f'<div class="chart" id="{name}" style="min-height:{height}px"></div>{holder}'
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[str] = ()) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join(
-        f'<tr class="{"ours" if row[0] in ours else ""}">' + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _more(summary: str, content: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+    return chart(name, make(report))

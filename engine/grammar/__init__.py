@@ -1,0 +1,1 @@
+"""Structured output: grammars that tell which tokens may come next."""

@@ -1,0 +1,1 @@
+"""Routes beside the generating ones."""

@@ -1,0 +1,125 @@
+"""The compiling process as the HTTP process sees it: started, asked, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from typing import Any
+
+from .frames import HEADER, length, pack, unpack
+
+_MODULE = "rorqual.engine.server.structured.sandbox"
+
+
+class CompilerGone(RuntimeError):
+    """The compiling process ended before it answered."""
+
+
+class CompilerProcess:
+    """One compiling process. ``ask`` may be called by many tasks at once."""
+
+    def __init__(self, settings: dict[str, Any], boot_s: float) -> None:
+        """``settings``: see ``sandbox.main``. ``boot_s``: seconds in which it has to be ready."""
+        self._settings = settings
+        self._boot_s = boot_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._names = itertools.count(1)
+        self._starting = asyncio.Lock()
+
+    @property
+    def running(self) -> bool:
+        """It is ready."""
+        return self._reader is not None and not self._reader.done()
+
+    async def start(self) -> None:
+        """Start it, unless it runs.
+
+        Raises:
+            ValueError: structured output is not possible with this model; the message says why.
+            CompilerGone: it did not come up.
+        """
+        async with self._starting:
+            if self.running:
+                return
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", _MODULE, json.dumps(self._settings), env=environment,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                hello = await asyncio.wait_for(self._frame(), self._boot_s)
+            except (TimeoutError, OSError, asyncio.IncompleteReadError):
+                await self._kill()
+                raise CompilerGone(f"the process that compiles grammars was not ready within {self._boot_s:g} s") from None
+            except BaseException:
+                await self._kill()
+                raise
+            if "error" in hello:
+                await self._kill()
+                raise ValueError(hello["error"])
+            self._reader = asyncio.create_task(self._read())
+
+    async def ask(self, form: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """The answer to one form (see ``Sandbox``).
+
+        Raises:
+            CompilerGone: the process ended, or did not answer within ``timeout`` seconds and was ended.
+            ValueError: as ``start``.
+        """
+        await self.start()
+        assert self._process is not None and self._process.stdin is not None
+        name, answer = next(self._names), asyncio.get_running_loop().create_future()
+        self._waiting[name] = answer
+        try:
+            self._process.stdin.write(pack({"id": name, "form": form}))
+            await self._process.stdin.drain()
+            return await asyncio.wait_for(answer, timeout)
+        except OSError:
+            raise CompilerGone("the process that compiles grammars has ended") from None
+        except TimeoutError:
+            await self._kill()
+            raise CompilerGone(f"the process that compiles grammars did not answer within {timeout:g} s") from None
+        finally:
+            self._waiting.pop(name, None)
+
+    async def _frame(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        stream = self._process.stdout
+        return unpack(await stream.readexactly(length(await stream.readexactly(HEADER))))
+
+    async def _read(self) -> None:
+        """Hand answers to who waits for them, until the process ends."""
+        try:
+            while True:
+                answer = await self._frame()
+                waiting = self._waiting.get(answer["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError):
+            pass
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(CompilerGone("the process that compiles grammars has ended"))
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def close(self) -> None:
+        """End it."""
+        await self._kill()
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+            self._reader = None

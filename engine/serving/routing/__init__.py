@@ -1,0 +1,1 @@
+"""Which DP rank runs a request: by turns, by load, or by what is in each replica's prefix cache. Needs no torch."""

@@ -1,0 +1,31 @@
+"""Settings of the serving loop. Flags are generated from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..option import option
+from .routing.settings import RoutingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(RoutingSettings):
+    """How rank 0 takes requests, spreads them over replicas, and how it ends."""
+
+    max_queued_requests: int = option(
+        4096, "Completions that may wait beyond those that run; more are refused with 429 and Retry-After.", group="serving"
+    )
+    drain_timeout: float = option(
+        25.0, "Seconds that open requests get to end after SIGTERM; torchrun kills its processes after 30.", group="serving"
+    )
+    profile_dir: str | None = option(
+        None, "Folder for traces of torch's profiler, one of each rank; start and stop it over HTTP.", group="serving"
+    )
+
+    def __post_init__(self) -> None:
+        """ValueError for a value out of its range."""
+        super().__post_init__()
+        if self.max_queued_requests < 0:
+            raise ValueError(f"max_queued_requests must be 0 or more, found {self.max_queued_requests}")
+        if not self.drain_timeout >= 0:
+            raise ValueError(f"drain_timeout must be 0 seconds or more, found {self.drain_timeout}")

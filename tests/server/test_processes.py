@@ -1,0 +1,170 @@
+"""HTTP processes as rank 0 starts and watches them, over a fake engine; and the command on a real one."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rorqual.engine.server.config import ServerConfig
+from rorqual.launch.serve_processes import HttpProcesses
+from rorqual.launch.serve_socket import close_listener, is_open_to_others, open_listener
+from tests.server.fake_engine import FakeEngine
+from tests.server.serving import wait_ready
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextlib.contextmanager
+def processes(engine, **settings):
+    config = ServerConfig(**{"port": 0, "disable_access_log": True, **settings})
+    listener, url = open_listener(config)
+    try:
+        found = HttpProcesses(config, address=engine.address, descriptor=listener.fileno(), counts_folder=None)
+        found.start()
+        try:
+            yield found, url
+        finally:
+            found.stop()
+    finally:
+        close_listener(listener, config)
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_two_processes_share_a_port_and_one_that_dies_is_replaced():
+    key = {"Authorization": "Bearer very-secret"}
+    with FakeEngine(delay=0.01) as engine, processes(engine, api_server_count=2, api_key=("very-secret",)) as (found, url):
+        engine.wait(lambda: len(engine.clients) == 2, "both say hello", 60)
+        wait_ready(url)
+        first, second = found.pids
+        for name in ("cmdline", "environ"):  # where other users and tools look
+            assert "very-secret" not in Path(f"/proc/{first}/{name}").read_text()
+        for _ in range(4):
+            assert httpx.post(url + "/v1/completions", json={"prompt": "x", "max_tokens": 2}, headers=key, timeout=20).status_code == 200
+        found.look_after()
+        assert found.restarts == 0
+        os.kill(first, signal.SIGKILL)
+        engine.wait(lambda: (found.look_after() or found.restarts) == 1, "it is started again")
+        engine.wait(lambda: len(engine.clients) == 3, "the new one says hello", 60)
+        assert found.pids[1] == second and found.pids[0] != first
+        wait_ready(url)
+        pids = found.pids
+    assert all(gone(pid) for pid in pids)
+
+
+def test_they_end_with_their_parent():
+    """Rank 0 may be killed in any way: its HTTP processes see the end of their standard input."""
+    code = (
+        "import sys, time\n"
+        "from rorqual.engine.server.config import ServerConfig\n"
+        "from rorqual.launch.serve_processes import HttpProcesses\n"
+        "from rorqual.launch.serve_socket import open_listener\n"
+        "config = ServerConfig(port=0)\n"
+        "listener, url = open_listener(config)\n"
+        "found = HttpProcesses(config, address=sys.argv[1], descriptor=listener.fileno(), counts_folder=None)\n"
+        "found.start()\n"
+        "print(found.pids[0], flush=True)\n"
+        "time.sleep(120)\n"
+    )
+    with FakeEngine() as engine:
+        parent = subprocess.Popen([sys.executable, "-c", code, engine.address], stdout=subprocess.PIPE, text=True)
+        try:
+            pid = int(parent.stdout.readline())
+            engine.wait(lambda: engine.clients, "it says hello", 60)
+        finally:
+            parent.kill()
+            parent.wait()
+            parent.stdout.close()
+        engine.wait(lambda: gone(pid), "it ends", 20)
+
+
+def test_one_that_cannot_serve_ends_the_job(tmp_path):
+    with FakeEngine() as engine, processes(engine, chat_template=str(tmp_path / "none.jinja")) as (found, url):
+        end = time.monotonic() + 60
+        with pytest.raises(RuntimeError, match="cannot serve"):
+            while time.monotonic() < end:
+                found.look_after()
+                time.sleep(0.05)
+
+
+def test_a_unix_socket(tmp_path):
+    path = str(tmp_path / "server.sock")
+    config = ServerConfig(uds=path)
+    listener, url = open_listener(config)
+    assert url == f"unix:{path}" and os.stat(path).st_mode & 0o777 == 0o600
+    with pytest.raises(ValueError, match="in use"):
+        open_listener(config)
+    listener.close()  # as a server that was killed: the file stays
+    listener, _ = open_listener(config)
+    close_listener(listener, config)
+    assert not os.path.exists(path)
+    Path(path).write_text("not a socket")
+    with pytest.raises(ValueError, match="no socket"):
+        open_listener(config)
+
+
+def test_a_port_in_use_is_told_with_its_holder():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+            open_listener(ServerConfig(port=taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("host", "others"), [("127.0.0.1", False), ("127.3.4.5", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("::", True)]
+)
+def test_who_can_reach_an_address(host, others):
+    assert is_open_to_others(ServerConfig(host=host)) is others
+    assert not is_open_to_others(ServerConfig(host=host, uds="/tmp/x"))
+
+
+def test_the_default_address_is_loopback():
+    assert ServerConfig().host == "127.0.0.1"
+
+
+def test_the_command_serves_the_embedded_model():
+    words = [sys.executable, "-m", "rorqual.launch", "serve", "tiny", "--dtype", "float32", "--port", "0", "--max-total-tokens", "4096"]
+    server = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines, url = [], []
+
+    def read():
+        for line in server.stderr:
+            lines.append(line)
+            found = re.search(r"listening at (\S+);", line)
+            if found:
+                url.append(found[1])
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        end = time.monotonic() + 120
+        while not url:
+            assert time.monotonic() < end and server.poll() is None, "".join(lines)
+            time.sleep(0.05)
+        assert url[0].startswith("http://127.0.0.1:")
+        wait_ready(url[0], 120)
+        answer = httpx.post(url[0] + "/v1/completions", json={"prompt": "The whale", "max_tokens": 6, "temperature": 0}, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 6 and answer["choices"][0]["text"]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, "".join(lines)
+        reader.join(20)
+        assert "ending" in "".join(lines) and "Traceback" not in "".join(lines)
+    finally:
+        server.kill()
+        server.wait()
+        reader.join(10)
+        server.stderr.close()
