@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .workload import Request
+from .datasets.request import Request
 
 #: new tokens of a trial run
 TRIAL_TOKENS = 16

@@ -20,9 +20,9 @@ from ..errors import rank
 from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
 from ..session import open_llm
+from .datasets.random_ids import random_requests
 from .decode_step import profile_decode
 from .results import Results, Row, check_folder, today, write_results
-from .workload import random_requests
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM

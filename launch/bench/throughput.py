@@ -21,12 +21,17 @@ from ..doctor import versions
 from ..errors import rank
 from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
-from ..prompts import engine_prompts
+from ..prompts import PromptItem, engine_prompts
 from ..session import open_llm
+from .datasets.config import DatasetConfig
+from .datasets.make import Words, dataset_of, make_requests
+from .datasets.request import Request, flat
 from .decode_step import profile_decode
 from .hf_peer import run_peer_apart as run_peer
 from .results import Results, Row, check_folder, today, write_results
-from .workload import Request, file_requests, random_requests
+
+#: tokens of a random prompt when no flag says
+INPUT_LEN = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +42,6 @@ class ThroughputConfig:
         "rorqual", "What runs the requests; 'hf' is transformers generate().", choices=("rorqual", "hf"), group="benchmark"
     )
     compare: str | None = option(None, "Run this peer too, on the same requests, in the same run.", choices=("hf",), group="benchmark")
-    dataset: str = option(
-        "random", "Random token ids, or prompts of --dataset-path.", "--dataset-name", choices=("random", "file"), group="benchmark"
-    )
-    dataset_path: str | None = option(None, "Prompts, as `generate --prompts-file` takes them; implies --dataset file.", group="benchmark")
-    num_prompts: int = option(1000, "Requests.", group="benchmark")
-    input_len: int = option(128, "Prompt tokens of a random request.", "--random-input-len", group="benchmark")
-    output_len: int = option(128, "Tokens every request generates; end tokens are ignored.", "--random-output-len", group="benchmark")
-    random_range_ratio: float = option(0.0, "Lengths vary by this share up and down.", group="benchmark")
     runs: int = option(1, "Timed runs of all requests, each with an empty prefix cache; the fastest counts.", group="benchmark")
     warmup_requests: int = option(
         64, "Requests (other prompts, two tokens each) before the clock starts.", "--num-warmups", group="benchmark"
@@ -61,6 +58,7 @@ def add_parser(parser: Parser) -> None:
     """Flags of the command."""
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model; 'tiny' when neither is given.")
     add_options(parser, ThroughputConfig)
+    add_options(parser, DatasetConfig)
     add_options(parser, EngineConfig)
     add_spellings(parser)
 
@@ -83,6 +81,8 @@ def figures(requests: Sequence[Request], seconds: float, output_tokens: int) -> 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code."""
     config = ThroughputConfig(**chosen(args, ThroughputConfig))
+    dataset = DatasetConfig(**chosen(args, DatasetConfig))
+    dataset_of(dataset)  # a wrong one is told before a model is loaded
     model = args.model_name or getattr(args, "model", None) or "tiny"
     if rank() == 0:
         check_writable(config.output_json, "--output-json")
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--threads must be at least 1, found {config.threads}")
         torch.set_num_threads(config.threads)
     settings = {"disable_log_stats": True, **chosen(args, EngineConfig, skip=("model",))}
-    ours, requests, facts = _run_rorqual(model, config, settings)
+    ours, requests, facts = _run_rorqual(model, config, dataset, settings)
     if rank() != 0:
         return 0
     result: dict[str, Any] = {"backend": config.backend}
@@ -108,17 +108,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_rorqual(
-    model: str, config: ThroughputConfig, settings: dict[str, Any]
+    model: str, config: ThroughputConfig, dataset: DatasetConfig, settings: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, list[Request], dict[str, Any]]:
     """Figures (None where only the requests and facts are wanted, and off rank 0), requests, and facts of the run."""
     with open_llm(model, settings) as llm:
         engine = llm.engine
-        requests = _requests(llm, config, engine.model_config.vocab_size, engine.config.seed)
+        requests = _requests(llm, dataset)
         facts = {
             "model": model,
             "folder": engine.folder,
             "dtype": str(engine.dtype).removeprefix("torch."),
             "device": engine.grid.device.type,
+            "dataset": dataset_of(dataset),
         }
         spec = engine.grid.spec
         facts["layout"] = f"pp{spec.pp} dp{spec.dp} tp{spec.tp}"
@@ -150,29 +151,16 @@ def _run_rorqual(
         return result, requests, facts
 
 
-def _requests(llm: Any, config: ThroughputConfig, vocab_size: int, seed: int) -> list[Request]:
-    if config.dataset == "file" or config.dataset_path is not None:
-        if config.dataset_path is None:
-            raise ValueError("--dataset file needs --dataset-path FILE")
+def _requests(llm: Any, dataset: DatasetConfig) -> list[Request]:
+    """The dataset as prompts of ids; conversations turn by turn, and traces all at once."""
+    tokenizer = llm.engine.tokenizer
+    words = Words(llm.engine.model_config.vocab_size, None if tokenizer is None else tokenizer.encode)
 
-        def encode(item: Any) -> list[int]:
-            (prompt,) = engine_prompts(llm, [item])
-            if not isinstance(prompt, str):
-                return list(prompt)
-            if llm.engine.tokenizer is None:
-                raise ValueError("text prompts need a tokenizer; leave out --skip-tokenizer-init")
-            ids: list[int] = llm.engine.tokenizer.encode(prompt)
-            return ids
+    def ids(item: PromptItem) -> list[int]:
+        (prompt,) = engine_prompts(llm, [item])
+        return words.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
-        return file_requests(config.dataset_path, count=config.num_prompts, output_len=config.output_len, encode=encode)
-    return random_requests(
-        count=config.num_prompts,
-        input_len=config.input_len,
-        output_len=config.output_len,
-        range_ratio=config.random_range_ratio,
-        vocab_size=vocab_size,
-        seed=seed,
-    )
+    return flat(make_requests(dataset, words, seed=llm.engine.config.seed, input_len=INPUT_LEN, item_ids=ids))
 
 
 def _say(text: str) -> None:
@@ -216,12 +204,18 @@ def _sentence(name: str, figures: dict[str, Any]) -> str:
     )
 
 
+_WAYS = (("input", "prompt"), ("output", "output"))
+
+
 def _results(result: dict[str, Any], facts: dict[str, Any], config: ThroughputConfig) -> Results:
     peer = result.get("peer")
     peers = {} if peer is None else {f"transformers generate(), {_mode(peer)}": float(peer["output_tokens_per_second"])}
     target = config.target_ratio * max(peers.values()) if peers and config.target_ratio is not None else None
     params = {k: facts[k] for k in ("model", "dtype", "layout", "threads")}
-    params |= {"num_prompts": result["num_requests"], "input_len": config.input_len, "output_len": config.output_len}
+    count = result["num_requests"]
+    params |= {"num_prompts": count, **{f"{way}_len": round(result[f"num_{key}_tokens"] / count) for way, key in _WAYS}}
+    if facts["dataset"] != "random":
+        params["dataset"] = facts["dataset"]
     device = "cpu" if facts["device"] == "cpu" else torch.cuda.get_device_name()
     row = Row(
         name=f"offline throughput, {result['backend']}",

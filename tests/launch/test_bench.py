@@ -7,9 +7,11 @@ import torch
 
 from rorqual.launch import cli
 from rorqual.launch.bench import hf_peer, throughput
+from rorqual.launch.bench.datasets.make import file_requests
+from rorqual.launch.bench.datasets.random_ids import random_requests
+from rorqual.launch.bench.datasets.request import Request
 from rorqual.launch.bench.hf_peer import Mode, Peer, axes, run_peer, search
 from rorqual.launch.bench.results import read_results
-from rorqual.launch.bench.workload import Request, file_requests, random_requests
 from tests.checkpoints import TINY
 from tests.launch.fakes import FakeLLM, fake_open
 
@@ -46,7 +48,7 @@ def test_file_requests_takes_the_first_prompts(tmp_path):
     file = tmp_path / "p.txt"
     file.write_text("a\nbb\nccc\n")
     found = file_requests(str(file), count=2, output_len=4, encode=lambda item: [1] * len(item.text))
-    assert found == [Request(token_ids=[1], output_len=4), Request(token_ids=[1, 1], output_len=4)]
+    assert found == [Request(token_ids=[1], text="a", output_len=4), Request(token_ids=[1, 1], text="bb", output_len=4)]
     with pytest.raises(ValueError, match="--output-len"):
         file_requests(str(file), count=2, output_len=0, encode=lambda item: [1])
 

@@ -29,7 +29,7 @@ def error_of(capsys, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serve"], "unknown command 'serve'; known are: generate, inspect, plan, doctor, bench throughput, bench latency"),
+        (["train"], "unknown command 'train'; known are: generate, serve, router, inspect, plan, doctor, bench throughput, bench latency"),
         (["bench"], "'bench' needs the name of what to run; known are: bench throughput, bench latency"),
         (["bench", "speed"], "unknown command 'bench speed'; known are: bench throughput, bench latency"),
         (["generate"], "no model; give a folder, a hub id or 'tiny' as the first argument (before --prompt)"),

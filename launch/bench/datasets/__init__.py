@@ -1,0 +1,1 @@
+"""Requests of the benchmarks: made ones and those of files."""
