@@ -87,7 +87,7 @@ def _serve(model: str, settings: dict[str, Any], serving: ServeSettings, link: L
     from ..engine.serving.serve import serve
 
     with open_llm(model, settings) as llm:
-        return serve(llm.engine, link, serving, every_second=look_after)
+        return serve(llm.engine, link, serving, every_second=look_after, for_good=True)
 
 
 def _leave(number: int, frame: Any) -> None:

@@ -11,12 +11,28 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
 def test_the_python_example_runs_and_answers(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    example, _ = EXAMPLES
     exec(compile(example, "README.md", "exec"), {})
     out = capsys.readouterr().out
     assert "Emma was ->  a little, and she was a very pretty girl" in out
     assert out.rstrip().endswith("Three plus four is seven.")
+
+
+def test_the_client_example_streams_from_a_server(capsys):
+    pytest.importorskip("openai", reason="OpenAI's client is not installed")
+    pytest.importorskip("fastapi", reason="the server needs pip install 'rorqual[serve]'")
+    from tests.server.fake_engine import FakeEngine
+    from tests.server.serving import serving
+
+    _, example = EXAMPLES
+    assert example.count("http://127.0.0.1:8000") == 1
+    with serving(FakeEngine(script=lambda submit, index: " a little."), served_model_name=("tiny",)) as served:
+        exec(compile(example.replace("http://127.0.0.1:8000", served.url), "README.md", "exec"), {})
+    assert capsys.readouterr().out == " a little."
 
 
 def test_every_flag_exists(capsys):

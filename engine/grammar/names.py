@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 
 #: characters of all grammars on a shelf
 MOST_ON_SHELF = 128 << 20
@@ -46,20 +47,22 @@ class Shelf:
 
 
 class Namer:
-    """The sender's side: a grammar's name, and whether its text has to go first."""
+    """The sender's side: names of grammars, whose texts go first where the other side does not have them."""
 
     def __init__(self, most: int = MOST_ON_SHELF) -> None:
         self._shelf = Shelf(most)
         self._names: dict[str, str] = {}  # text -> name; the same text object is found without reading it
         self._texts: dict[str, str] = {}
 
-    def name(self, text: str) -> tuple[str, bool]:
-        """(name, whether the other side does not have it)."""
+    def name(self, text: str, send: Callable[[str], None]) -> str:
+        """The name of a grammar. ``send`` is called with it when the other side does not have it; nothing changes when that raises."""
         name = self._names.get(text)
-        if name is None:
-            name = self._names[text] = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-            self._texts[name] = text
-        new, gone = self._shelf.use(name, len(text))
+        if name is not None and self._shelf.touch(name):
+            return name
+        name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        send(name)
+        self._names[text], self._texts[name] = name, text
+        _, gone = self._shelf.use(name, len(text))
         for old in gone:
             del self._names[self._texts.pop(old)]
-        return name, new
+        return name

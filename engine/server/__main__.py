@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -17,6 +18,9 @@ QUIET_PATHS = frozenset(("/health", "/ping", "/metrics", "/dashboard.json"))
 
 def main() -> int:
     """Serve until the engine ends; the exit code."""
+    # Slurm and systemd signal every process of a job: rank 0 drains, and this one has to be there until it has
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_log()
     start = decode_start(sys.stdin.buffer.readline())
     listener = socket.socket(fileno=start.descriptor)

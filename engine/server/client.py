@@ -57,6 +57,7 @@ class EngineClient:
         self._on_lost = on_lost
         self._ready = asyncio.Event()
         self._streams: dict[str, tuple[Mailbox, int, int]] = {}  # request id -> mailbox, prompt number, open completions
+        self._leaving: dict[str, int] = {}  # aborted request id -> completions whose last news has not come
         self._replies: dict[str, asyncio.Future[Reply]] = {}
         self._numbers = count()
         self._grammars = Namer()
@@ -114,12 +115,12 @@ class EngineClient:
             ApiError: 503 (not now), or 409 (the id is in use).
         """
         self.check()
-        if message.request_id in self._streams:
+        # news of one that was aborted may be under way: they must not reach another request under its id
+        if message.request_id in self._streams or message.request_id in self._leaving:
             raise ApiError(409, f"request id {message.request_id!r} is in use; wait for its end or take another", param="request_id")
         if message.grammar is not None:
-            name, new = self._grammars.name(message.grammar)
-            if new:
-                self._send(Grammar(name=name, text=message.grammar))
+            text = message.grammar
+            name = self._grammars.name(text, lambda name: self._send(Grammar(name=name, text=text)))
             message = msgspec.structs.replace(message, grammar=name)
         self._send(message)
         self._streams[message.request_id] = (mailbox, prompt, mailbox.n)
@@ -131,7 +132,7 @@ class EngineClient:
         """
         known = [name for name in request_ids if name in self._streams and self._streams[name][0] is mailbox]
         for name in known:
-            del self._streams[name]
+            self._leaving[name] = self._streams.pop(name)[2]
         if known and self.lost is None:
             # where the queue is full the engine is stuck; its watchdog ends it, and with it these requests
             self._dealer.send(encode(Abort(request_ids=known)))
@@ -182,6 +183,8 @@ class EngineClient:
             for piece in message.pieces:
                 found = self._streams.get(piece.request_id)
                 if found is None:
+                    if piece.finish_reason is not None:
+                        self._left(piece.request_id)
                     continue  # aborted
                 mailbox, prompt, left = found
                 if piece.finish_reason is not None:
@@ -196,6 +199,7 @@ class EngineClient:
                 self.on_snapshot(message)
         elif isinstance(message, Refused):
             found = self._streams.pop(message.request_id, None)
+            self._leaving.pop(message.request_id, None)
             if found is not None:
                 found[0].fail(ApiError(message.status, message.error, retry_after_s=message.retry_after_s))
         elif isinstance(message, Reply):
@@ -206,6 +210,12 @@ class EngineClient:
             self._meet(message)
         else:
             self._goodbye(message)
+
+    def _left(self, request_id: str) -> None:
+        """One completion of an aborted request has ended."""
+        open = self._leaving.pop(request_id, 1) - 1
+        if open > 0:
+            self._leaving[request_id] = open
 
     def _meet(self, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL or welcome.version != __version__:
@@ -229,6 +239,7 @@ class EngineClient:
             return
         self.lost = reason
         streams, self._streams = self._streams, {}
+        self._leaving.clear()
         for mailbox, _, _ in streams.values():
             mailbox.fail(ApiError(503, f"the engine is gone: {reason}"))
         for future in self._replies.values():

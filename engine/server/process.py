@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -40,6 +42,9 @@ class HttpProcess:
         from .protocol import guarded
 
         self.listener = listener
+        self._parent = os.getppid()
+        own = counts_folder is not None and address == f"ipc://{counts_folder}/engine.sock"
+        self._folder = counts_folder if own else None  # that of rank 0 and its HTTP processes alone
         client = EngineClient(address, name=name, on_lost=self._engine_lost)
         self.state = ServerState(config=config, client=client, counts=HttpCounts(counts_folder))
         self.app = make_app(self.state, lifespan=self._lifespan)
@@ -60,6 +65,8 @@ class HttpProcess:
         # signals are rank 0's to handle: it drains and then ends this process
         self.server.capture_signals = nullcontext
         self.server.run(sockets=[self.listener])
+        if self._folder is not None and os.getppid() != self._parent:  # rank 0 was killed: what it would have removed
+            shutil.rmtree(self._folder, ignore_errors=True)
         return self.code
 
     def stop(self) -> None:

@@ -65,16 +65,25 @@ class Dealer:
 
     def _read(self) -> None:
         """Take what is there. The file descriptor signals edges, so all of it must be read, now or in a moment."""
+        more = True  # also when a message raises: the others must not wait for an edge that does not come
+        try:
+            more = self._burst()
+        finally:
+            if more:
+                self._later()
+
+    def _burst(self) -> bool:
+        """Take some messages; False when there are no more."""
         zmq = self._zmq
         for _ in range(_BURST):
             if self._socket is None:
-                return
+                return False
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return False
             self._on_message(data)
-        self._later()
+        return True
 
     def _watch(self) -> None:
         """Events of the connection: only its loss is asked for."""
@@ -86,8 +95,11 @@ class Dealer:
                 return
             event, _ = struct.unpack("=hi", frames[0])
             if event == zmq.EVENT_DISCONNECTED:
-                self._read()  # what it said before
-                self._on_gone()
+                try:
+                    while self._burst():  # all that it said before
+                        pass
+                finally:
+                    self._on_gone()
 
     def close(self) -> None:
         """Close the socket. Nothing the second time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -42,27 +42,35 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the generation to its end, or to that of the client."""
         timeout = self.generation.state.config.send_timeout
+
+        async def timed(message: dict[str, Any]) -> None:
+            async with asyncio.timeout(timeout):
+                await send(message)
+
         with self.generation:
             async with Watch(receive, self.generation):
-                begun = False
                 try:
-                    async for data in self.events:
-                        if not begun:
-                            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                            begun = True
-                        async with asyncio.timeout(timeout):
-                            await send({"type": "http.response.body", "body": data, "more_body": True})
-                except ApiError as error:
-                    if error.status == 499:
-                        return  # nobody listens
-                    if not begun:
-                        raise
-                    await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
+                    await self._run(timed)
                 except TimeoutError:
                     log.warning("%s: the client has read nothing for %g s (--send-timeout); its request is aborted",
                                 self.generation.name, timeout)  # fmt: skip
                     drop = scope.get("extensions", {}).get("rorqual", {}).get("drop")
                     if drop is not None:
                         drop()
-                    return
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _run(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        """Send all events. Raises TimeoutError when the client does not read, ApiError before the first event."""
+        begun = False
+        try:
+            async for data in self.events:
+                if not begun:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    begun = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ApiError as error:
+            if error.status == 499:
+                return  # nobody listens
+            if not begun:
+                raise
+            await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

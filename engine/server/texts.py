@@ -8,11 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..text.chat import ChatRenderer
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import LONG, Tokenizer
 from .errors import ApiError
-
-#: characters from which on tokenising would hold up the event loop for long: it then runs in a thread
-_LONG = 16_384
 
 
 class Texts:
@@ -55,7 +52,7 @@ class Texts:
         if most is not None and self._longest and len(text) > most * self._longest:
             raise ApiError(400, f"the prompt has {len(text)} characters, more than the {most} tokens that the model takes can stand for")
         try:
-            if len(text) < _LONG:
+            if len(text) < LONG:  # a longer one would hold up the event loop
                 return tokenizer.encode(text, add_special_tokens=add_special_tokens)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -65,6 +62,13 @@ class Texts:
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``."""
         return self.need_tokenizer("text").decode(ids, skip_special_tokens=skip_special_tokens)
+
+    async def decode_long(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """``decode`` of ids that may be many: in a thread then."""
+        if len(ids) < LONG:
+            return self.decode(ids, skip_special_tokens=skip_special_tokens)
+        tokenizer, loop = self.need_tokenizer("text"), asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def spelling(self, token: int) -> tuple[str, bytes]:
         """(text, bytes) of one token; the text has U+FFFD where the bytes are no whole character."""

@@ -19,9 +19,15 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Signals:
     """Counts requests to end while it is entered, instead of dying of them. Without effect outside the main thread."""
 
-    def __init__(self, progress: Progress) -> None:
-        """``progress``: of this rank; tells the others of the first one."""
+    def __init__(self, progress: Progress, *, for_good: bool = False) -> None:
+        """
+        Args:
+            progress: of this rank; tells the others of the first signal.
+            for_good: this process ends when it is left in good order. A signal that comes a moment later than to other ranks, which
+                have ended the job meanwhile, is ignored then: it must not make a failure of it.
+        """
         self._progress = progress
+        self._for_good = for_good
         self.count = 0  # requests to end so far
         self.reason = ""  # of the last
         self.descriptor = -1  # can be read after a signal
@@ -54,11 +60,11 @@ class Signals:
             self._old_descriptor = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
         self._progress.leaving = False
         if self._old:
             signal.set_wakeup_fd(self._old_descriptor)
             for number, handler in self._old.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if self._for_good and kind is None else handler)
         os.close(self.descriptor)
         os.close(self._write)

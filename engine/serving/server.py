@@ -46,8 +46,14 @@ class Server:
         settings: ServeSettings,
         idle_s: float,
         every_second: Callable[[], None],
+        for_good: bool = False,
     ) -> None:
-        """``idle_s``: longest sleep without a step. ``every_second`` is called about so often; what it raises ends the engine."""
+        """
+        Args:
+            idle_s: longest sleep without a step.
+            every_second: called about so often; what it raises ends the engine.
+            for_good: see ``Signals``.
+        """
         self._grid = grid
         self._leader = leader
         self._front = front
@@ -58,6 +64,7 @@ class Server:
         self._settings = settings
         self._idle_s = idle_s
         self._every_second = every_second
+        self._for_good = for_good
         self._commands: list[Command] = []  # for the next tick
         self._shelves = Shelves(leader.guides)
         self._peers: dict[bytes, str] = {}  # HTTP processes and their names
@@ -74,7 +81,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until a signal asks for the end and the open requests have had theirs."""
-        with Signals(self._grid.progress) as signals:
+        with Signals(self._grid.progress, for_good=self._for_good) as signals:
             self._link.wake_by(signals.descriptor)
             try:
                 while not self._over:

@@ -16,7 +16,7 @@ class ServeSettings(RoutingSettings):
         4096, "Completions that may wait beyond those that run; more are refused with 429 and Retry-After.", group="serving"
     )
     drain_timeout: float = option(
-        25.0, "Seconds that open requests get to end after SIGTERM; torchrun kills its processes after 30.", group="serving"
+        20.0, "Seconds that open requests get to end after SIGTERM; torchrun kills its processes after 30.", group="serving"
     )
     profile_dir: str | None = option(
         None, "Folder for traces of torch's profiler, one of each rank; start and stop it over HTTP.", group="serving"

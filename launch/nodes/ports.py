@@ -96,5 +96,8 @@ def _command(folder: Path) -> str:
         words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "ended meanwhile"
+    secret = next((place for place, word in enumerate(words) if word.startswith("--api-k")), None)  # argparse takes shorter spellings
+    if secret is not None:  # this text goes into logs
+        words[secret:] = ["--api-key", "..."]
     text = " ".join(words).strip()
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -18,13 +18,27 @@ def test_both_ends_agree(uses, most):
     namer, far = Namer(most), Shelf(most)
     texts = ["x" * (7 + 3 * i) + str(i) for i in range(10)]
     for use in uses:
-        name, new = namer.name(texts[use])
+        new = []
+        name = namer.name(texts[use], new.append)
         if new:
             assert far.use(name, len(texts[use]))[0]
         assert far.touch(name), "a request names a grammar that is not there"
         assert far.names() == namer._shelf.names()
         assert far._total <= most or len(far.names()) == 1
         assert set(namer._names.values()) == set(far.names()) == set(namer._texts)
+
+
+def test_a_grammar_that_could_not_be_sent_is_sent_with_the_next_request():
+    namer, sent = Namer(), []
+
+    def full(name):
+        raise RuntimeError("the queue is full")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            namer.name("{}", full)
+    name = namer.name("{}", sent.append)
+    assert sent == [name] and namer.name("{}", full) == name
 
 
 def test_what_leaders_keep_is_what_some_process_has():

@@ -48,15 +48,18 @@ def send(client: RawClient, grammar: str, **more) -> str:
     return client.submit_raw([3, 4, 5 + len(name)], {"max_tokens": 40, **more}, name=name, grammar=grammar, dp_rank=dp_rank)
 
 
+def sender(client: RawClient, text: str):
+    """Sends a grammar under the name that it is called with."""
+    return lambda name: client.send(Grammar(name=name, text=text))
+
+
 def test_two_replicas_keep_forms_by_name_and_by_text(texts):
     with costless(2, dp=2, tokenizer=FOLDER, timeout=150.0) as engine:
         with RawClient(engine.address, timeout=100.0) as client:
             namer, asked = Namer(), {}
             for i in range(24):
                 text = texts[i % 3]
-                name, new = namer.name(text)
-                if new:
-                    client.send(Grammar(name=name, text=text))
+                name = namer.name(text, sender(client, text))
                 asked[send(client, text if i % 5 == 4 else name, dp_rank=i % 2, n=1 + i % 2)] = FORMS[i % 3]
             free = client.submit([3, 4], max_tokens=30, ignore_eos=True)
             unknown, broken = send(client, "0" * 64), send(client, '{"a": 1}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,10 +93,7 @@ async def _job(state: ServerState, welcome: Welcome, texts: Texts, asked: Comple
         raise ApiError(400, "stream_options is allowed only with stream", param="stream_options")
     if asked.max_tokens == 0 and not asked.echo:
         raise ApiError(400, "max_tokens is 0: only with echo does that ask for anything", param="max_tokens")
-    prompts = await _prompts(asked, texts, welcome)
-    if len(prompts) * made > state.config.max_completions:
-        most = state.config.max_completions
-        raise ApiError(400, f"{len(prompts)} prompts times {made} completions is more than {most} (--max-completions)", param="n")
+    prompts = await _prompts(asked, texts, welcome, made, state.config.max_completions)
     options = asked.stream_options
     as_ids = state.config.return_tokens_as_token_ids if asked.return_tokens_as_token_ids is None else asked.return_tokens_as_token_ids
     return CompletionJob(
@@ -106,8 +104,8 @@ async def _job(state: ServerState, welcome: Welcome, texts: Texts, asked: Comple
     )  # fmt: skip
 
 
-async def _prompts(asked: CompletionRequest, texts: Texts, welcome: Welcome) -> list[list[int]]:
-    """Token ids of every prompt."""
+async def _prompts(asked: CompletionRequest, texts: Texts, welcome: Welcome, made: int, most_made: int) -> list[list[int]]:
+    """Token ids of every prompt, of which ``made`` completions each are wanted and ``most_made`` in all are allowed."""
     given = asked.prompt
     if isinstance(given, str):
         items: list[Any] = [given]
@@ -119,11 +117,15 @@ async def _prompts(asked: CompletionRequest, texts: Texts, welcome: Welcome) -> 
         raise ApiError(400, "prompt is an empty list; give at least one prompt", param="prompt")
     if any(isinstance(item, int) for item in items):
         raise ApiError(400, "prompt mixes token ids and other things; give text, a list of texts, or lists of ids", param="prompt")
+    if len(items) * made > most_made:  # told before anything is tokenised
+        text = f"{len(items)} prompts times {made} completions is more than {most_made} (--max-completions)"
+        raise ApiError(400, text, param="n")
     limit = welcome.max_model_len - max(1, asked.max_tokens or 1)
     special = True if asked.add_special_tokens is None else asked.add_special_tokens
     most = None if asked.truncate_prompt_tokens else welcome.max_model_len
     found = []
     for item in items:
+        await asyncio.sleep(0)  # many prompts do not hold up the others' streams
         if item == "":
             raise ApiError(400, "a prompt is empty; give at least one character", param="prompt")
         ids = await texts.encode(item, add_special_tokens=special, most=most) if isinstance(item, str) else item

@@ -69,11 +69,14 @@ def _check_sizes(request: SharedFields) -> None:
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
     """Token id -> what is added to its logit."""
-    try:
-        return {int(token): value for token, value in given.items()}
-    except ValueError:
-        wrong = next(token for token in given if not token.lstrip("-").isdecimal())
-        raise ApiError(400, f"logit_bias maps token ids to numbers, found the key {wrong[:40]!r}", param="logit_bias") from None
+    for token in given:
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
+            text = f"logit_bias maps token ids to numbers, found the key {token[:40]!r}"
+            raise ApiError(400, text, param="logit_bias")
+    found = {int(token): value for token, value in given.items()}
+    if len(found) < len(given):
+        raise ApiError(400, "logit_bias names a token twice", param="logit_bias")
+    return found
 
 
 def room_for(prompt_tokens: int, asked: int | None, limit: int, default: int | None, param: str) -> int:

@@ -46,5 +46,5 @@ async def detokenize(request: Request) -> Response:
     wrong = next((token for token in asked.tokens if token >= welcome.vocab_size), None)
     if wrong is not None:
         raise ApiError(400, f"tokens has {wrong}; the vocabulary has ids 0 to {welcome.vocab_size - 1}", param="tokens")
-    text = texts.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
+    text = await texts.decode_long(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
     return Response(dumps({"prompt": text}), media_type="application/json")

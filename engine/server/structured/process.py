@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+from ..config import KEY_VARIABLES
 from .frames import HEADER, length, pack, unpack
 
 _MODULE = "rorqual.engine.server.structured.sandbox"
@@ -35,7 +36,7 @@ class CompilerProcess:
     @property
     def running(self) -> bool:
         """It is ready."""
-        return self._reader is not None and not self._reader.done()
+        return self._process is not None and self._reader is not None and not self._reader.done()
 
     async def start(self) -> None:
         """Start it, unless it runs.
@@ -47,13 +48,15 @@ class CompilerProcess:
         async with self._starting:
             if self.running:
                 return
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-            self._process = await asyncio.create_subprocess_exec(
+            await self._kill()  # one that has ended by itself
+            environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
+            environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", _MODULE, json.dumps(self._settings), env=environment,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
             try:
-                hello = await asyncio.wait_for(self._frame(), self._boot_s)
+                hello = await asyncio.wait_for(_frame(process), self._boot_s)
             except (TimeoutError, OSError, asyncio.IncompleteReadError):
                 await self._kill()
                 raise CompilerGone(f"the process that compiles grammars was not ready within {self._boot_s:g} s") from None
@@ -63,7 +66,8 @@ class CompilerProcess:
             if "error" in hello:
                 await self._kill()
                 raise ValueError(hello["error"])
-            self._reader = asyncio.create_task(self._read())
+            self._waiting = {}
+            self._reader = asyncio.create_task(_read(process, self._waiting))
 
     async def ask(self, form: dict[str, Any], timeout: float) -> dict[str, Any]:
         """The answer to one form (see ``Sandbox``).
@@ -73,53 +77,55 @@ class CompilerProcess:
             ValueError: as ``start``.
         """
         await self.start()
-        assert self._process is not None and self._process.stdin is not None
+        process, waiting = self._process, self._waiting
+        assert process is not None and process.stdin is not None
         name, answer = next(self._names), asyncio.get_running_loop().create_future()
-        self._waiting[name] = answer
+        waiting[name] = answer
         try:
-            self._process.stdin.write(pack({"id": name, "form": form}))
-            await self._process.stdin.drain()
+            process.stdin.write(pack({"id": name, "form": form}))
+            await process.stdin.drain()
             return await asyncio.wait_for(answer, timeout)
+        except TimeoutError:  # before OSError, of which it is one
+            if self._process is process:  # else somebody else has ended it already
+                await self._kill()
+            raise CompilerGone(f"the process that compiles grammars did not answer within {timeout:g} s") from None
         except OSError:
             raise CompilerGone("the process that compiles grammars has ended") from None
-        except TimeoutError:
-            await self._kill()
-            raise CompilerGone(f"the process that compiles grammars did not answer within {timeout:g} s") from None
         finally:
-            self._waiting.pop(name, None)
-
-    async def _frame(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        stream = self._process.stdout
-        return unpack(await stream.readexactly(length(await stream.readexactly(HEADER))))
-
-    async def _read(self) -> None:
-        """Hand answers to who waits for them, until the process ends."""
-        try:
-            while True:
-                answer = await self._frame()
-                waiting = self._waiting.get(answer["id"])
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
-        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError):
-            pass
-        finally:
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(CompilerGone("the process that compiles grammars has ended"))
+            waiting.pop(name, None)
 
     async def _kill(self) -> None:
         process, self._process = self._process, None
+        reader, self._reader = self._reader, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        if reader is not None:
+            reader.cancel()  # which tells all that wait
+            await asyncio.wait((reader,))
 
     async def close(self) -> None:
         """End it."""
         await self._kill()
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
-            self._reader = None
+
+
+async def _frame(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    assert process.stdout is not None
+    return unpack(await process.stdout.readexactly(length(await process.stdout.readexactly(HEADER))))
+
+
+async def _read(process: asyncio.subprocess.Process, waiting: dict[int, asyncio.Future[dict[str, Any]]]) -> None:
+    """Hand answers to who waits for them, until the process ends."""
+    try:
+        while True:
+            answer = await _frame(process)
+            future = waiting.get(answer["id"])
+            if future is not None and not future.done():
+                future.set_result(answer)
+    except (asyncio.IncompleteReadError, OSError, ValueError, KeyError):
+        pass
+    finally:
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(CompilerGone("the process that compiles grammars has ended"))

@@ -28,7 +28,7 @@ def test_every_command_and_flag_exists(capsys):
         assert not name.startswith("eplb ") or re.search(rf"^\| `{name.split()[1]}[ `]", TEXT, re.MULTILINE), name
     known = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", " ".join(helps)))
     shown = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", TEXT))
-    assert shown - known <= {"--nproc-per-node", "--kills"}, (
+    assert shown - known <= {"--nproc-per-node", "--kills", "--cycles"}, (
         "torchrun's and a proof's flag apart, docs/eplb.md shows flags that do not exist"
     )
 

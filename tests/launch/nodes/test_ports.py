@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from rorqual.launch.nodes.ports import listen, port_holder
+from rorqual.launch.nodes.ports import _command, listen, port_holder
 
 
 def test_listens_where_it_is_told_and_nowhere_else() -> None:
@@ -33,3 +34,9 @@ def test_addresses_that_cannot_be_used() -> None:
         listen("192.0.2.77", 0, "x")
     with pytest.raises(ValueError, match="is no address and no name"):
         listen("no-such-name.invalid", 0, "x")
+
+
+@pytest.mark.parametrize("words", [["--api-key", "hidden", "hidden2", "--port", "1"], ["--api-key=hidden"], ["--api-k", "hidden"]])
+def test_the_key_of_a_server_that_holds_the_port_is_not_told(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "cmdline").write_bytes("\0".join(["python3", "-m", "rorqual.launch", "serve", "M", *words, ""]).encode())
+    assert _command(tmp_path) == "python3 -m rorqual.launch serve M --api-key ..."

@@ -30,7 +30,7 @@ def test_counts_keys_and_what_is_sent(tmp_path, capsys):
     assert got["input_lens"] == [5] * 12 and got["output_lens"] == [4] * 12 and got["errors"] == [""] * 12
     assert all(len(gaps) == 3 for gaps in got["itls"]) and got["generated_texts"][0] == "w0 w1 w2 w3 "
     assert got["layout"] == "tp8" and got["tag"] == "a" and got["device"] == "x" and got["request_rate"] == "inf"
-    assert got["versions"]["rorqual"] and got["command"].startswith("rorqual ") and got["model_id"] == "fake"
+    assert got["versions"]["rorqual"] and got["command"].startswith("rorqual") and got["model_id"] == "fake"
     test, *load = server.bodies
     assert test["max_tokens"] == 1 and len(load) == 12
     assert all(

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from rorqual.engine.grammar.structured import Form, StructuredOutputsParams
 from rorqual.engine.server.parsers.names import ParserNames
 from rorqual.engine.server.structured import Structured, StructuredBusy
+from rorqual.engine.server.structured.process import CompilerGone
 from tests.server.structured.folder import EOS, FOLDER, VOCAB
 
 pytest.importorskip("xgrammar")
@@ -70,7 +72,7 @@ for _ in range(300):
     DEEP = {"type": "array", "items": DEEP}
 
 HOSTILE = {
-    "powers": {"guided_regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"},
+    "powers": {"guided_regex": "(" * 9 + "a" + "){1,300}" * 9},
     "parentheses": {"guided_regex": "(" * 5000 + "a" + ")" * 5000},
     "stars": {"guided_grammar": "root ::= " + " ".join('(("a"|"b")*)*' for _ in range(300))},
     "alternatives": {"guided_json": NESTED},
@@ -151,6 +153,39 @@ def test_a_compiling_process_that_dies_is_started_again(compiling):
         return await service.compile_for({"guided_regex": "again"})
 
     assert compiling.run(work, 120.0)
+
+
+def test_a_process_that_is_being_ended_is_not_asked(compiling):
+    form = Form(asked=StructuredOutputsParams(regex="a+")).to_wire()
+
+    async def work(service):
+        process = service._process
+        await process.start()
+        old = process._process
+        os.kill(old.pid, signal.SIGSTOP)
+        first = asyncio.create_task(process.ask(form, 0.1))
+        while process._process is old:  # it is killed, and its end is awaited
+            await asyncio.sleep(0)
+        second = await process.ask(form, 60.0)
+        with pytest.raises(CompilerGone, match="did not answer"):
+            await first
+        return second, await process.ask(form, 60.0)
+
+    assert all(answer["grammar"] for answer in compiling.run(work, 120.0))
+
+
+def test_a_compiling_process_does_not_know_the_key(compiling):
+    async def work(service):
+        os.environ["RORQUAL_API_KEY"] = "very-secret"
+        try:
+            await service._process.close()
+            await service._process.start()
+        finally:
+            del os.environ["RORQUAL_API_KEY"]
+
+    compiling.run(work, 120.0)
+    with open(f"/proc/{compiling.pid}/environ") as file:
+        assert "very-secret" not in file.read()
 
 
 def test_limits_of_a_child(tmp_path):
