@@ -7,7 +7,8 @@ READY := .venv/.ready
 # Ranks are processes: more threads in each only fight for the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-WORKERS ?= 2
+# Tests wait for processes and deadlines as often as they compute: more workers than cores keep two cores busy.
+WORKERS ?= 3
 
 .PHONY: demo test lint bench clean
 

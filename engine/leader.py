@@ -113,10 +113,11 @@ class Leader:
         try:
             request = command.request()
             self.guides.admit(request)
-            self.scheduler.add(request)
             self.guides.enter(request)
+            self.scheduler.add(request)  # last of what may refuse: what is scheduled has all that belongs to it
             self.emitter.enter(request)
         except ValueError as error:  # the front has checked what it can; the request ends, not the engine
+            self.guides.leave(command.request_id)
             self.emitter.refuse(command.request_id, str(error))
 
     # ---- the loop

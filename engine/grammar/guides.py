@@ -94,7 +94,11 @@ class Guides:
             raise ValueError(f"request {request.request_id} asks for structured output, but comes without its compiled grammar")
 
     def enter(self, request: Request) -> None:
-        """An admitted request begins; nothing happens if it has no grammar."""
+        """An admitted request begins; nothing happens if it has no grammar.
+
+        Raises:
+            ValueError: the library cannot follow this grammar.
+        """
         if request.grammar is None:
             return
         compiled = self._compiled(request.grammar)
@@ -102,7 +106,10 @@ class Guides:
         # A stop token that is text counts as text; it ends the request when the grammar takes it.
         special = [i for i in request.params.stop_ids if i < self._vocab_size and self._tokenizer.is_special(i)]
         ends = sorted({*(i for i in self._eos_ids if i < self._vocab_size), *special})
-        inner = xgrammar().GrammarMatcher(compiled, override_stop_tokens=ends)
+        try:
+            inner = xgrammar().GrammarMatcher(compiled, override_stop_tokens=ends)
+        except RuntimeError as error:
+            raise ValueError(f"the grammar cannot be followed: {error}") from None
         self._matchers[request.request_id] = Matcher(inner, self._vocab_size, ends=ends, held=request.params.min_tokens)
 
     def leave(self, request_id: str) -> None:

@@ -78,7 +78,7 @@ class Live:
         while self.open or self.scheduler.has_work:
             self.step()
             self.check_deadline(deadline)
-        self._driver._end()
+        self._driver.end()
 
     def check_deadline(self, deadline: float) -> None:
         """AssertionError, with the open requests, once it is later than ``deadline``."""
