@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from ...serving.wire import Piece
 from ..parsers import Delta
-from ..sse import DONE, PATIENCE_S, PING
-from .generation import Generation, Watch, events_of, failure
+from .generation import Generation, Watch, failure
 from .logprobs import chat_logprobs, prompt_logprobs
 from .prepare import dumps
+from .stream import prefix_of, stream_events
 from .usage import Usage
 
 if TYPE_CHECKING:
@@ -106,23 +106,13 @@ async def whole_chat(generation: Generation, job: ChatJob, receive: Any) -> Resp
     return Response(dumps(answer), media_type="application/json")
 
 
-async def stream_chat(generation: Generation, job: ChatJob) -> AsyncIterator[bytes]:
+def stream_chat(generation: Generation, job: ChatJob) -> AsyncIterator[bytes]:
     """The events of a stream: the role first, then an event for each piece; those that came together in one write."""
     usage = Usage(len(job.prompt))
     head = {"id": generation.name, "object": "chat.completion.chunk", "created": generation.created, "model": job.model}
-    prefix = b"data: " + dumps(head)[:-1] + b',"choices":[{"index":'
-    writers = [_ChoiceWriter(job, place, prefix, usage) for place in range(job.n)]
-    while not generation.taken:
-        items = await generation.take(PATIENCE_S)
-        made, error = events_of(items, [writer.events for writer in writers])
-        if made or not items:
-            yield made or PING
-        if error is not None:
-            raise error
-    if job.include_usage:
-        yield b"data: " + dumps({**head, "choices": [], "usage": usage.as_dict()}) + b"\n\n" + DONE
-    else:
-        yield DONE
+    prefix = prefix_of(head)
+    writers = [_ChoiceWriter(job, place, prefix, usage).events for place in range(job.n)]
+    return stream_events(generation, head, usage, writers, include_usage=job.include_usage)
 
 
 class _ChoiceWriter:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from ...serving.wire import Piece
-from ..sse import DONE, PATIENCE_S, PING
-from .generation import Generation, Watch, events_of, failure
+from .generation import Generation, Watch, failure
 from .logprobs import TextLogprobs, prompt_logprobs
 from .prepare import dumps
+from .stream import prefix_of, stream_events
 from .usage import Usage
 
 if TYPE_CHECKING:
@@ -94,23 +94,13 @@ async def whole_completion(generation: Generation, job: CompletionJob, receive: 
     return Response(dumps(answer), media_type="application/json")
 
 
-async def stream_completion(generation: Generation, job: CompletionJob) -> AsyncIterator[bytes]:
+def stream_completion(generation: Generation, job: CompletionJob) -> AsyncIterator[bytes]:
     """The events of a stream: an event for each piece, those that came together in one write."""
     usage = Usage(sum(map(len, job.prompts)))
     head = {"id": generation.name, "object": "text_completion", "created": generation.created, "model": job.model}
-    prefix = b"data: " + dumps(head)[:-1] + b',"choices":[{"index":'
-    writers = [_ChoiceWriter(job, place, prefix, usage) for place in range(len(job.prompts) * job.made)]
-    while not generation.taken:
-        items = await generation.take(PATIENCE_S)
-        made, error = events_of(items, [writer.event for writer in writers])
-        if made or not items:
-            yield made or PING
-        if error is not None:
-            raise error
-    if job.include_usage:
-        yield b"data: " + dumps({**head, "choices": [], "usage": usage.as_dict()}) + b"\n\n" + DONE
-    else:
-        yield DONE
+    prefix = prefix_of(head)
+    writers = [_ChoiceWriter(job, place, prefix, usage).event for place in range(len(job.prompts) * job.made)]
+    return stream_events(generation, head, usage, writers, include_usage=job.include_usage)
 
 
 class _ChoiceWriter:
