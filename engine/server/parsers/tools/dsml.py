@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .calls import Calls
-from .machine import LONGEST_HEADER, Machine
-from .values import ArgumentWriter
+from .machine import LONGEST_HEADER
+from .tagged import TaggedMachine
 
 _DSML = "｜DSML｜"
 SECTION, SECTION_END = f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"
@@ -19,13 +18,8 @@ _NAME = re.compile(r'\sname="([^"]*)"')
 _STRING = re.compile(r'\sstring="(true|false)"')
 
 
-class DsmlParser(Machine):
+class DsmlParser(TaggedMachine):
     """``<invoke name=...>`` blocks of ``<parameter name=... string="true|false">`` values, or of one JSON object."""
-
-    def __init__(self, calls: Calls) -> None:
-        super().__init__(calls)
-        self._function = ""
-        self._writer = ArgumentWriter(calls)
 
     def _content(self) -> bool:
         marker = self._outside((SECTION, SECTION_END, _INVOKE))
@@ -50,9 +44,7 @@ class DsmlParser(Machine):
         if name is None:
             self._state = self._content  # no call without a name
             return True
-        self._function = name.group(1)
-        self._calls.begin(self._function)
-        self._writer = ArgumentWriter(self._calls)
+        self._begin(name.group(1))
         self._state = self._body
         return True
 
@@ -69,11 +61,6 @@ class DsmlParser(Machine):
         else:
             self._state = self._json if self._held[0] == "{" and self._writer.empty else self._junk
         return True
-
-    def _leave(self) -> None:
-        """Behind a call."""
-        self._gap = True
-        self._state = self._content
 
     def _parameter(self) -> bool:
         """The opening tag of a parameter."""
@@ -92,12 +79,8 @@ class DsmlParser(Machine):
         return True
 
     def _value(self) -> bool:
-        text, marker = self._until((_PARAMETER_END,))
-        if text:
-            self._writer.value(text)
-        if marker is None:
+        if not self._take_value(_PARAMETER_END):
             return False
-        self._writer.end()
         self._state = self._body
         return True
 
@@ -111,15 +94,7 @@ class DsmlParser(Machine):
 
     def _junk(self) -> bool:
         """The rest of a call that cannot be read."""
-        text, marker = self._until((_INVOKE_END,))
-        if text:
-            self._writer.spoil(text)
-        if marker is not None:
-            self._leave()
-        return marker is not None
-
-    def _end(self, rest: str) -> None:
-        if self._state == self._content and not (self._gap and not rest.strip()):
-            self._calls.content(rest)
-        elif self._state == self._value:
-            self._writer.cut()
+        if not self._take_junk(_INVOKE_END):
+            return False
+        self._leave()
+        return True

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from .calls import Calls
-from .machine import LONGEST_HEADER, Machine
-from .values import ArgumentWriter
+from .machine import LONGEST_HEADER
+from .tagged import TaggedMachine
 
 BEGIN, _END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 
 
-class GlmParser(Machine):
+class GlmParser(TaggedMachine):
     """``<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value>...</tool_call>``, white space between the tags allowed.
 
     The tool's schema tells whether a value is text; where it does not, a value that can be read as JSON is JSON.
@@ -19,8 +19,7 @@ class GlmParser(Machine):
 
     def __init__(self, calls: Calls) -> None:
         super().__init__(calls)
-        self._function = self._key = ""
-        self._writer = ArgumentWriter(calls)
+        self._key = ""
 
     def _content(self) -> bool:
         marker = self._outside((BEGIN,))
@@ -42,23 +41,17 @@ class GlmParser(Machine):
         found = self._header(_KEY, _END)
         if found is None:
             return False
-        self._function = found[0].strip()
-        if not self._function:  # no call without a name
+        function = found[0].strip()
+        if not function:  # no call without a name
             self._leave()
             return True
-        self._calls.begin(self._function)
-        self._writer = ArgumentWriter(self._calls)
+        self._begin(function)
         if found[1] == _END:
             self._writer.close()
             self._leave()
         else:
             self._state = self._in_key
         return True
-
-    def _leave(self) -> None:
-        """Behind a call."""
-        self._gap = True
-        self._state = self._content
 
     def _in_key(self) -> bool:
         found = self._header(_KEY_END)
@@ -78,12 +71,8 @@ class GlmParser(Machine):
         return marker is not None
 
     def _value(self) -> bool:
-        text, marker = self._until((_VALUE_END,))
-        if text:
-            self._writer.value(text)
-        if marker is None:
+        if not self._take_value(_VALUE_END):
             return False
-        self._writer.end()
         self._state = self._between
         return True
 
@@ -100,16 +89,8 @@ class GlmParser(Machine):
 
     def _junk(self) -> bool:
         """The rest of a call that cannot be read."""
-        text, marker = self._until((_END,))
-        if text:
-            self._writer.spoil(text)
-        if marker is not None:
-            self._writer.close()
-            self._leave()
-        return marker is not None
-
-    def _end(self, rest: str) -> None:
-        if self._state == self._content and not (self._gap and not rest.strip()):
-            self._calls.content(rest)
-        elif self._state == self._value:
-            self._writer.cut()
+        if not self._take_junk(_END):
+            return False
+        self._writer.close()
+        self._leave()
+        return True
