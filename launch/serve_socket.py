@@ -9,7 +9,7 @@ import stat
 from ipaddress import ip_address
 
 from ..engine.server.config import ServerConfig
-from .nodes.ports import listen
+from ..parallel.ports import listen
 
 
 def open_listener(config: ServerConfig) -> tuple[socket.socket, str]:

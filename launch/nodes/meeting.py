@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ... import __version__
 from ...parallel.interface import host_label, interfaces
+from ...parallel.ports import listen
 from ...parallel.roll_call import AbsentError, Record, call_roll
-from .ports import listen
 from .settings import NodeSettings
 
 log = logging.getLogger("rorqual")

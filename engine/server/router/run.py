@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 from contextlib import suppress
 
+from ....parallel.ports import listen
 from ..needs import need
 from ..process import raise_file_limit
 from .app import make_app
@@ -15,28 +15,6 @@ from .config import RouterConfig
 log = logging.getLogger("rorqual.router")
 
 _DRAIN_S = 25  # that open requests get after SIGTERM
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        ValueError: the address is none of this machine, or the port is in use.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ValueError(f"--host {host}: {error}") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
-    return listener
 
 
 def run(config: RouterConfig) -> int:
@@ -50,7 +28,7 @@ def run(config: RouterConfig) -> int:
     from ..protocol import guarded
 
     app = make_app(config)
-    listener = listen(config.host, config.port)
+    listener = listen(config.host, config.port, "rorqual router", backlog=2048)
     raise_file_limit()
     host, port = listener.getsockname()[:2]
     log.info("routing to %d servers by %s", len(config.urls), config.dp_routing)

@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from ...parallel.interface import interfaces
+from .interface import interfaces
 
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 

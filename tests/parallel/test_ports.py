@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rorqual.launch.nodes.ports import _command, listen, port_holder
+from rorqual.parallel.ports import _command, listen, port_holder
 
 
 def test_listens_where_it_is_told_and_nowhere_else() -> None:
