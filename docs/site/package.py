@@ -13,14 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("engine",)  # what pages under api/ show
 
 
-def on_config(config: Any) -> Any:
-    """Make build/package/rorqual anew."""
+def on_startup(**_: Any) -> None:
+    """Make build/package/rorqual anew, before mkdocstrings looks for it: what it misses there it seeks in the whole repository."""
     package = ROOT / "build" / "package" / "rorqual"
     shutil.rmtree(package, ignore_errors=True)
     for room in ROOMS:
         shutil.copytree(ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__", "*.json", "*.html", "kernels"))
     shutil.copy(ROOT / "__init__.py", package / "__init__.py")
-    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
