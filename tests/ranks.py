@@ -1,7 +1,7 @@
 """Runs a function in several rank processes, as torchrun would start them, and brings back what they returned.
 
 ``run_ranks`` is for functions that must succeed; ``collect_ranks`` brings back exit codes and stderr as well, for
-tests of failures. Processes come from a fork server that has torch loaded, so that eight ranks start in about a second.
+tests of failures. Processes come from a fork server that has torch and the engine loaded, so that eight ranks start in about a second.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# what ranks would load anyway: the engine, and what torch itself loads at its first symmetric or symbolic operation
+_LOADED = ["torch", "torch.distributed", "numpy", "sympy", "torch.fx.experimental.symbolic_shapes", "rorqual.engine.llm"]
 _GRACE_S = 15.0  # after a rank failed, the others have this long to end by themselves
 
 
@@ -58,7 +60,7 @@ def collect_ranks(
 ) -> list[RankExit]:
     """As ``run_ranks``, but failures are results too. No process is left running."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+    context.set_forkserver_preload(_LOADED)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     module = sys.modules[fn.__module__]
