@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: several of them share the cores
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: kernels then run on CPU tensors
 

@@ -8,7 +8,7 @@ trap 'kill -9 $server 2> /dev/null || true; rm -f "$log"' EXIT
 
 url=""
 for _ in $(seq 600); do
-  url=$(sed -n 's/.*listening at \([^;]*\);.*/\1/p' "$log" | head -n 1)
+  url=$(sed -n '/listening at [^;]*;/{s/.*listening at \([^;]*\);.*/\1/p;q}' "$log")
   if [ -n "$url" ] && curl -sf "$url/health" > /dev/null; then break; fi
   if ! kill -0 $server 2> /dev/null; then cat "$log" >&2; exit 1; fi
   sleep 0.2

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 N_PROMPTS = 64
-N_TOKENS = 40
+N_TOKENS = 64
 VOCAB = 512
 
 

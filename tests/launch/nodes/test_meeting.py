@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore
 
+from rorqual.launch.bench.sweep.server import free_port
 from rorqual.launch.nodes.meeting import meet, open_store
 from rorqual.launch.nodes.settings import NodeSettings
 from tests.hosts import until
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def together(*nodes: NodeSettings, nproc: tuple[int, ...] = (1, 1, 1)) -> list[Any]:
