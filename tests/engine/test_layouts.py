@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from tests.checkpoints import checkpoint
-from tests.engine.parity import greedy_tokens, ragged_prompts, rank_tokens
+from tests.engine.parity import N_TOKENS, greedy_tokens, ragged_prompts, rank_tokens
 from tests.ranks import run_ranks
 
 TP, DP, PP, EP = "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size", "expert_parallel_size"
@@ -45,7 +45,7 @@ def world(args: dict) -> int:
 
 def few(args: dict) -> tuple[list[list[int]], int, list[list[int]]]:
     """(prompts, tokens of each, the right ones): fewer of both where steps hold a few tokens only, and so are many."""
-    every, n = (6, 24) if args.get("max_num_batched_tokens", 64) < 8 else (1, 40)
+    every, n = (6, 24) if args.get("max_num_batched_tokens", 64) < 8 else (1, N_TOKENS)
     return ragged_prompts()[::every], n, [tokens[:n] for tokens in reference()[::every]]
 
 

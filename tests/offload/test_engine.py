@@ -34,7 +34,7 @@ def engine(policy: str, overlap: bool) -> LLM:
 
 @pytest.mark.parametrize(("policy", "overlap"), [("host", True), ("host", False), ("hybrid", True), ("hybrid", False)])
 @given(data=st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_random_calls_end_with_the_tokens_of_a_lone_run(policy, overlap, data):
     llm = engine(policy, overlap)
     check_random_call(data, llm, PROMPTS, params(), alone)

@@ -171,7 +171,7 @@ class Restless(TieredLoop):
         return super().tick()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tiered_scripts(), st.integers(1, 9), st.integers(0, 2**20))
 def test_requests_keep_their_tokens_while_leases_come_and_go(script, more, seed):
     tier = script.config.tier

@@ -21,7 +21,7 @@ def tiered_scripts(draw):
     return replace(script, config=config)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tiered_scripts())
 def test_every_request_ends_with_the_tokens_of_its_lone_run(script):
     loop = play(script, TieredLoop)

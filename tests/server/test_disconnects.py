@@ -77,4 +77,4 @@ def test_abort_by_id_ends_the_request_with_what_there_is(served):
         assert b'"finish_reason":"abort"' in answer and b"HTTP/1.1 200" in answer
         assert client.post("/abort", json={}).status_code == 400
         assert client.post("/abort", json={"abort_all": True}).status_code == 200
-    engine.wait(lambda: any(abort.everything for abort in engine.aborts), "it came")
+    engine.wait(lambda: engine.aborts[-1].everything, "the abort of all came last")

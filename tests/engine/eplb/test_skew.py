@@ -14,7 +14,7 @@ SIGMA = 0.15
 
 
 def test_a_skewed_workload_becomes_even():
-    """A cycle whenever none is under way: the tokens of one rank, 1.6 before, below 1.07 from the 22nd step on."""
+    """A cycle whenever none is under way: the tokens of one rank, 1.6 before, below 1.05 from the 18th step on."""
     generator, folder = torch.Generator().manual_seed(3), str(checkpoint("v32"))
     prompts = [torch.randint(3, 512, (64,), generator=generator).tolist() for _ in range(128)]
     base = {"enable_prefix_caching": False, "max_num_seqs": 16}
@@ -25,8 +25,8 @@ def test_a_skewed_workload_becomes_even():
     check_whole([rank.found for rank in seen])
     assert len(seen[0].sent) >= STEPS - 2
     assert imbalance(seen, slice(0, 2)) > 1.4
-    late = imbalance(seen, slice(22, STEPS - 2))
-    assert late < 1.07, late
+    late = imbalance(seen, slice(18, STEPS - 2))
+    assert late < 1.05, late
     cycles = seen[0].found.stats["cycles"]
     assert cycles["ended"] >= 1 and cycles["aborted"] == 0
     assert cycles["declined"] >= 1, "a cycle moved something whenever it could"

@@ -202,12 +202,12 @@ def test_conversations_in_text(tmp_path):
 
 def test_a_trace_is_replayed_at_its_times(tmp_path):
     file = tmp_path / "t.jsonl"
-    lines = [{"timestamp": t, "input_length": 4, "output_length": 2, "hash_ids": [1]} for t in (0, 100, 400)]
+    lines = [{"timestamp": t, "input_length": 4, "output_length": 2, "hash_ids": [1]} for t in (0, 400, 1600)]
     file.write_text("\n".join(map(json.dumps, lines)))
     with FakeServer() as server:
         got = bench(server, tmp_path, "--dataset", "mooncake", "--dataset-path", str(file), "--request-rate", "1000")
-    a, b, c = got["start_times"]  # from the moment when the load began: a slow machine makes them late, nothing makes them early
-    assert a < 0.08 and 0.08 <= b < c and c >= 0.38 and got["duration"] >= 0.38
+    a, b, c = got["start_times"]  # from the first send, which a slow machine makes late
+    assert a < 0.05 and b >= 0.38 and c >= 1.58 and got["duration"] >= 1.58
 
 
 def test_probes_are_reported_apart(tmp_path, capsys):
