@@ -1,13 +1,7 @@
 """By default a server and its ranks take connections from this machine alone."""
 
 import os
-import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -16,7 +10,7 @@ import pytest
 from rorqual.engine.server.config import ServerConfig
 from rorqual.engine.server.router.config import RouterConfig
 from tests.listeners import beyond_loopback, listeners
-from tests.server.serving import wait_ready
+from tests.server.started import started
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,41 +42,8 @@ def test_the_check_sees(family, host, others):
 
 
 def test_two_ranks_and_their_http_process_listen_on_loopback_only():
-    words = ["serve", "tiny", "--dtype", "float32", "--port", "0", "--max-total-tokens", "2048", "--dp", "2"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "rorqual.launch", *words],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    lines, url = [], []
-
-    def read():
-        for line in server.stderr:
-            lines.append(line)
-            url.extend(re.findall(r"listening at (\S+);", line))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        end = time.monotonic() + 120
-        while not url:
-            assert time.monotonic() < end and server.poll() is None, "".join(lines)
-            time.sleep(0.05)
-        wait_ready(url[0], 120)
-        assert httpx.post(url[0] + "/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=60).status_code == 200
+    with started(["tiny", "--dtype", "float32", "--max-total-tokens", "2048", "--dp", "2"]) as (url, server, _):
+        assert httpx.post(url + "/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=60).status_code == 200
         found = listeners(server.pid)
-        assert url[0].removeprefix("http://") in found
+        assert url.removeprefix("http://") in found
         assert beyond_loopback(found) == []
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0, "".join(lines)
-    finally:
-        server.terminate()
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        reader.join(10)
-        server.stderr.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rorqual.launch.bench.sweep.server import free_port, serving
 from rorqual.launch.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,8 +61,7 @@ def words_of(command: str, port: int = 8000) -> list[str]:
 
 
 def run(command: str, folder: Path, port: int = 8000) -> str:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(words_of(command, port), cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    ran = subprocess.run(words_of(command, port), cwd=folder, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, f"{command}\n{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
     return ran.stdout
 
@@ -91,18 +88,14 @@ def test_it_runs(command: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def served() -> Iterator[int]:
     """The port of the server that the README starts."""
     pytest.importorskip("fastapi", reason="the server needs pip install 'rorqual[serve]'")
-    port = free_port()
+    from tests.server.started import started
+
     (command,) = [command for command in SERVED if command.startswith("rorqual serve")]
-    words = [*words_of(command), "--port", str(port), "--max-total-tokens", "4096", "--disable-access-log"]
-    with serving(words, port, tmp_path_factory.mktemp("served") / "log", 120.0) as server:
-        ready = ["curl", "-sf", "--retry", "60", "--retry-delay", "1", "--max-time", "100", f"http://127.0.0.1:{port}/health"]
-        subprocess.run(ready, check=True, capture_output=True, timeout=120)
-        yield port
-        server.terminate()
-        assert server.wait(60) == 0
+    with started([*shlex.split(command)[2:], "--max-total-tokens", "4096"]) as (url, _, _):
+        yield int(url.rsplit(":", 1)[1])
 
 
 @pytest.mark.parametrize("command", [command for command in SERVED if not command.startswith("rorqual serve")])

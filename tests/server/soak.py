@@ -9,54 +9,16 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import re
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import psutil
 
-from tests.server.serving import wait_ready
-
-
-@contextlib.contextmanager
-def command(words: list[str], seconds: float = 180.0) -> Iterator[tuple[str, subprocess.Popen[str], list[str]]]:
-    """``rorqual serve`` with ``words``: (url, process, its log), drained at the end; AssertionError unless it ends with 0."""
-    full = [sys.executable, "-m", "rorqual.launch", "serve", *words, "--port", "0", "--disable-access-log"]
-    server = subprocess.Popen(full, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    lines: list[str] = []
-    found = threading.Event()
-
-    def read() -> None:
-        assert server.stderr is not None
-        for line in server.stderr:
-            lines.append(line)
-            if "listening at " in line:
-                found.set()
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        assert found.wait(seconds), "".join(lines)
-        url = re.search(r"listening at (\S+);", "".join(lines))
-        assert url is not None
-        wait_ready(url[1], seconds)
-        yield url[1], server, lines
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(90) == 0, "".join(lines[-60:])
-    finally:
-        server.kill()
-        server.wait()
-        reader.join(10)
-        if server.stderr is not None:
-            server.stderr.close()
+from tests.server.started import started
 
 
 async def stream(port: int, prompt: list[int], max_tokens: int, leave_after: int | None) -> list[int] | None:
@@ -135,7 +97,7 @@ def main(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     args, more = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     start = time.monotonic()
-    with command(["tiny", "--dtype", "float32", "--max-total-tokens", "65536", *more]) as (url, server, _):
+    with started(["tiny", "--dtype", "float32", "--max-total-tokens", "65536", *more]) as (url, server, _):
         port = int(url.rsplit(":", 1)[1])
         root, seen = psutil.Process(server.pid), []
         done = asyncio.run(load(port, args.requests, args.concurrency, args.leaving, args.seed, lambda: seen.append(tree_memory(root))))

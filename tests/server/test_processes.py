@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from rorqual.launch.serve_processes import HttpProcesses
 from rorqual.launch.serve_socket import close_listener, is_open_to_others, open_listener
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import wait_ready
+from tests.server.started import started
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,34 +139,8 @@ def test_the_default_address_is_loopback():
 
 
 def test_the_command_serves_the_embedded_model():
-    words = [sys.executable, "-m", "rorqual.launch", "serve", "tiny", "--dtype", "float32", "--port", "0", "--max-total-tokens", "4096"]
-    server = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    lines, url = [], []
-
-    def read():
-        for line in server.stderr:
-            lines.append(line)
-            found = re.search(r"listening at (\S+);", line)
-            if found:
-                url.append(found[1])
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        end = time.monotonic() + 120
-        while not url:
-            assert time.monotonic() < end and server.poll() is None, "".join(lines)
-            time.sleep(0.05)
-        assert url[0].startswith("http://127.0.0.1:")
-        wait_ready(url[0], 120)
-        answer = httpx.post(url[0] + "/v1/completions", json={"prompt": "The whale", "max_tokens": 6, "temperature": 0}, timeout=60).json()
+    with started(["tiny", "--dtype", "float32", "--max-total-tokens", "4096"]) as (url, _, lines):
+        assert url.startswith("http://127.0.0.1:")
+        answer = httpx.post(url + "/v1/completions", json={"prompt": "The whale", "max_tokens": 6, "temperature": 0}, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 6 and answer["choices"][0]["text"]
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0, "".join(lines)
-        reader.join(20)
-        assert "ending" in "".join(lines) and "Traceback" not in "".join(lines)
-    finally:
-        server.kill()
-        server.wait()
-        reader.join(10)
-        server.stderr.close()
+    assert "ending" in "".join(lines) and "Traceback" not in "".join(lines)

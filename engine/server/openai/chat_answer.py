@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from ...serving.wire import Piece
 from ..parsers import Delta
-from .generation import Generation, Watch, failure
+from .generation import Generation, Watch, check
 from .logprobs import chat_logprobs, prompt_logprobs
 from .prepare import dumps
-from .stream import prefix_of, stream_events
+from .stream import Tail, prefix_of, stream_events
 from .usage import Usage
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ class _Choice:
 
     def add(self, piece: Piece) -> None:
         """Fold a piece in; ApiError for one that tells a failure."""
-        error = failure(piece)
-        if error is not None:
-            raise error
+        check(piece)
         if self._parser.in_reasoning:
             self.reasoned += len(piece.token_ids)
         self._fold(self._parser.push(piece.text))
@@ -123,13 +121,11 @@ class _ChoiceWriter:
         self._prefix = prefix + str(place).encode() + b',"delta":'
         self._parser = job.parser()
         self._first = True
-        self._tail = b'}],"usage":null}\n\n' if job.include_usage and not job.usage_always else b"}]}\n\n"
+        self._tail = Tail(usage, listed=job.include_usage, always=job.usage_always)
 
     def events(self, piece: Piece) -> bytes:
         """One piece as an event, after the one with the role if it is the first; ApiError for one that tells a failure."""
-        error = failure(piece)
-        if error is not None:
-            raise error
+        check(piece)
         job, usage, role = self._job, self._usage, b""
         usage.cached = max(usage.cached, piece.cached_tokens)
         if self._first:
@@ -151,17 +147,14 @@ class _ChoiceWriter:
             more = b',"token_ids":' + dumps(piece.token_ids)
         if piece.stop_reason is not None:
             more += b',"stop_reason":' + dumps(piece.stop_reason)
-        parts = (role, self._prefix, self._delta(delta), b',"logprobs":', logprobs, b',"finish_reason":', reason, more, self._end())
+        parts = (role, self._prefix, self._delta(delta), b',"logprobs":', logprobs, b',"finish_reason":', reason, more, self._tail.now())
         return b"".join(parts)
-
-    def _end(self) -> bytes:
-        return b'}],"usage":' + dumps(self._usage.as_dict()) + b"}\n\n" if self._job.usage_always else self._tail
 
     def _role(self) -> bytes:
         self._first = False
         delta = b'{"role":"assistant","content":' + dumps(self._job.echoed) + b"}"
         more = b',"prompt_token_ids":' + dumps(self._job.prompt) if self._job.ids_too else b""
-        return self._prefix + delta + b',"logprobs":null,"finish_reason":null' + more + self._end()
+        return self._prefix + delta + b',"logprobs":null,"finish_reason":null' + more + self._tail.now()
 
     def _delta(self, delta: Delta) -> bytes:
         """The new parts of the message as JSON."""

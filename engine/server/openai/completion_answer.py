@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from ...serving.wire import Piece
-from .generation import Generation, Watch, failure
+from .generation import Generation, Watch, check
 from .logprobs import TextLogprobs, prompt_logprobs
 from .prepare import dumps
-from .stream import prefix_of, stream_events
+from .stream import Tail, prefix_of, stream_events
 from .usage import Usage
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ class _Choice:
 
     def add(self, piece: Piece) -> None:
         """Fold a piece in; ApiError for one that tells a failure."""
-        error = failure(piece)
-        if error is not None:
-            raise error
+        check(piece)
         self.text.append(piece.text)
         self.ids += piece.token_ids
         self.rows += piece.logprobs or ()
@@ -112,13 +110,11 @@ class _ChoiceWriter:
         self._prompt = place // job.made
         self._first = True
         self._logprobs = None if job.top is None else TextLogprobs(job.top, job.spelling, job.offsets(self._prompt))
-        self._tail = b'}],"usage":null}\n\n' if job.include_usage and not job.usage_always else b"}]}\n\n"
+        self._tail = Tail(usage, listed=job.include_usage, always=job.usage_always)
 
     def event(self, piece: Piece) -> bytes:
         """One piece as an event; ApiError for one that tells a failure."""
-        error = failure(piece)
-        if error is not None:
-            raise error
+        check(piece)
         job, usage, text, logprobs = self._job, self._usage, piece.text, b"null"
         if job.silent:
             text = ""
@@ -138,9 +134,8 @@ class _ChoiceWriter:
                 more += b',"prompt_token_ids":' + dumps(job.prompts[self._prompt])
         reason = b"null" if piece.finish_reason is None else dumps(piece.finish_reason)
         stop = b"null" if piece.stop_reason is None else dumps(piece.stop_reason)
-        tail = b'}],"usage":' + dumps(usage.as_dict()) + b"}\n\n" if job.usage_always else self._tail
-        parts = (self._prefix, dumps(text), b',"logprobs":', logprobs, b',"finish_reason":', reason, b',"stop_reason":', stop, more, tail)
-        return b"".join(parts)
+        end = (b',"finish_reason":', reason, b',"stop_reason":', stop, more, self._tail.now())
+        return b"".join((self._prefix, dumps(text), b',"logprobs":', logprobs, *end))
 
     def _rows(self, piece: Piece, first: bool) -> dict[str, Any]:
         assert self._logprobs is not None

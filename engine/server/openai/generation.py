@@ -101,6 +101,13 @@ def failure(piece: Piece) -> ApiError | None:
     return None
 
 
+def check(piece: Piece) -> None:
+    """Raise the ``failure`` that a piece tells."""
+    error = failure(piece)
+    if error is not None:
+        raise error
+
+
 def events_of(items: Sequence[tuple[int, Piece]], writers: Sequence[Callable[[Piece], bytes]]) -> tuple[bytes, ApiError | None]:
     """The events of pieces that came together, by the writer of each completion; those before an error, and the error."""
     made: list[bytes] = []

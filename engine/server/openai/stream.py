@@ -17,6 +17,18 @@ def prefix_of(head: dict[str, Any]) -> bytes:
     return b"data: " + dumps(head)[:-1] + b',"choices":[{"index":'
 
 
+class Tail:
+    """How events of a stream end: with the counts so far (``always``), with null where they come last (``listed``), or without."""
+
+    def __init__(self, usage: Usage, *, listed: bool, always: bool) -> None:
+        self._usage = usage if always else None
+        self._fixed = b'}],"usage":null}\n\n' if listed else b"}]}\n\n"
+
+    def now(self) -> bytes:
+        """The end of an event that is written now."""
+        return self._fixed if self._usage is None else b'}],"usage":' + dumps(self._usage.as_dict()) + b"}\n\n"
+
+
 async def stream_events(
     generation: Generation, head: dict[str, Any], usage: Usage, writers: Sequence[Callable[[Piece], bytes]], *, include_usage: bool
 ) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from ...errors import rank
 from ..decode_step import profile_decode
 from ..results import Row
 from .layouts import DP
-from .parts import write_rows
+from .parts import keep_rows
 from .slice import changed, make_prompts
 
 
@@ -71,12 +71,7 @@ def main() -> None:
                 "max_model_len": args.context + args.output_len + 64, DP: args.ranks, **args.engine}  # fmt: skip
     start = time.monotonic()
     with changed(args.model, num_hidden_layers=args.layers, first_k_dense_replace=args.dense) as model, LLM(model, **settings) as llm:
-        found: list[Row] = []
-        for row in rows_of(llm, args, time.monotonic() - start):
-            found.append(row)
-            if rank() == 0:
-                write_rows(args.out, found)
-                print(f"{row.name}: {row.value:.1f} {row.unit}", flush=True)
+        keep_rows(rows_of(llm, args, time.monotonic() - start), args.out)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ...errors import rank
+from ..process_group import end
 from ..results import Row
 
 #: what every part runs with: NVLink multicast stays off
@@ -65,7 +66,7 @@ def run_part(part: Part, out: Path, log: IO[bytes], *, env: dict[str, str], limi
     except subprocess.TimeoutExpired:
         code = None
     finally:
-        _end(process)
+        end(process, drain_s=_GRACE_S, death_s=_GRACE_S)
     return Outcome(part=part, code=code, seconds=time.monotonic() - start, rows=tuple(read_rows(out)))
 
 
@@ -78,19 +79,6 @@ def command(part: Part, out: Path) -> list[str]:
     return [sys.executable, *start, "-m", part.module, *words]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of the part's processes behind."""
-    for sign, wait_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(timeout=wait_s)
-        except subprocess.TimeoutExpired:
-            continue
-
-
 def read_rows(path: Path) -> list[Row]:
     """Rows that a part wrote: a list, or a result file. [] when there is no such file or it is cut off."""
     try:
@@ -99,6 +87,16 @@ def read_rows(path: Path) -> list[Row]:
         return []
     listed = values["rows"] if isinstance(values, dict) else values
     return [Row(**{k: v for k, v in row.items() if k != "met"}) for row in listed]
+
+
+def keep_rows(rows: Iterable[Row], path: str, prefix: str = "") -> None:
+    """Write and print each row as it comes. Every rank goes through them, since measuring is collective; rank 0 writes."""
+    found: list[Row] = []
+    for row in rows:
+        found.append(row)
+        if rank() == 0:
+            write_rows(path, found)
+            print(f"{prefix}{row.name}: {row.value:.1f} {row.unit}", flush=True)
 
 
 def write_rows(path: str, rows: Sequence[Row]) -> None:

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...errors import rank
 from ..results import Row
 from .layouts import DP
-from .parts import write_rows
+from .parts import keep_rows
 
 #: token ids that skewed prompts are made of: few inputs choose few experts
 _SKEWED_IDS = 4
@@ -102,12 +101,7 @@ def main() -> None:
     settings = {"load_format": "dummy", "skip_tokenizer_init": True, "disable_log_stats": True, "max_num_seqs": args.requests,
                 "max_model_len": args.input_len + args.output_len, DP: args.ranks, **args.engine}  # fmt: skip
     with changed(args.model, n_routed_experts=args.experts) as model, LLM(model, **settings) as llm:
-        found: list[Row] = []
-        for row in rows_of(llm, args):
-            found.append(row)
-            if rank() == 0:
-                write_rows(args.out, found)
-                print(f"{args.name}: {row.name}: {row.value:.1f} {row.unit}", flush=True)
+        keep_rows(rows_of(llm, args), args.out, f"{args.name}: ")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from ..process_group import end
 
 #: seconds for a server to drain after SIGTERM, and then to die after SIGKILL
 DRAIN_S, DEATH_S = 60.0, 10.0
@@ -51,7 +51,7 @@ def serving(command: Sequence[str], port: int, log: Path, timeout_s: float) -> I
         _wait(process, port, log, timeout_s)
         yield process
     finally:
-        end(process)
+        end(process, drain_s=DRAIN_S, death_s=DEATH_S)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float) -> None:
@@ -76,31 +76,3 @@ def tail(log: Path, size: int = 600) -> str:
     """The last of a log on one line."""
     text = log.read_bytes()[-size:].decode("utf-8", "replace") if log.exists() else ""
     return " | ".join(line.strip() for line in text.splitlines() if line.strip()) or "nothing"
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the server to drain, then end whatever of its processes is left."""
-    for kind, seconds in ((signal.SIGTERM, DRAIN_S), (signal.SIGKILL, DEATH_S)):
-        try:
-            os.killpg(process.pid, kind)
-        except ProcessLookupError:
-            pass
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            continue
-        if not _alive(process.pid, 5.0 if kind == signal.SIGTERM else 1.0):
-            return
-
-
-def _alive(group: int, patience_s: float) -> bool:
-    """Whether processes of a group are left after a while."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return False
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.05)
