@@ -118,8 +118,7 @@ class Grid:
         watchdog, self.watchdog = self.watchdog, None
         try:
             if watchdog is not None and not failed:
-                watchdog.closing = True
-                self.world.barrier("close")
+                self._leave_together(watchdog)
         finally:
             if watchdog is not None:
                 watchdog.stop()
@@ -131,6 +130,15 @@ class Grid:
             if self._owns_dist:
                 self._owns_dist = False
                 dist.destroy_process_group()
+
+    def _leave_together(self, watchdog: Watchdog) -> None:
+        """Wait for all ranks. The first that is through closes its connections, which another may notice before the last bytes in them."""
+        watchdog.leave()
+        try:
+            self.world.barrier("close")
+        except CollectiveError:
+            if not watchdog.all_leave():
+                raise
 
     @classmethod
     def single(cls, device: torch.device) -> Grid:

@@ -6,6 +6,7 @@ looks there for a failure of another rank. A rank that is blocked inside a colle
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -57,14 +58,29 @@ class Watchdog:
         self._progress.find_missing = self.find_missing
         self._thread.start()
         self._pulse.start()
+        atexit.register(self.stop)  # an interpreter that ends under a thread which is in the store's code aborts the process
 
     def stop(self) -> None:
         """End the thread; the rank is no longer watched."""
+        atexit.unregister(self.stop)
         self._progress.find_missing = None
         self._ended.set()
         self._pulse.stop()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * self._interval_s + 1)
+
+    def leave(self) -> None:
+        """Tell the others that all there is left to do here is to leave with them."""
+        self.closing = True
+        with suppress(RuntimeError):
+            self._meeting.store.set(self._key("leaves", self.rank), "1")
+
+    def all_leave(self) -> bool:
+        """Whether all the others have told so; or the store has gone, with a rank that ran it."""
+        try:
+            return bool(self._meeting.store.check([self._key("leaves", rank) for rank in self._peers]))
+        except RuntimeError:
+            return True
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))

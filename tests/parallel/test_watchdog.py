@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -158,3 +161,45 @@ def test_leaving_with_success_is_no_failure() -> None:
 def test_guard_alone_lets_errors_pass() -> None:
     with pytest.raises(KeyError), guard(Grid.single(CPU)):
         raise KeyError("x")
+
+
+def first_to_leave(says_so: bool) -> bool:
+    """Rank 1's connections close before rank 0 has read the last bytes in them."""
+    grid = Grid.create(GridSpec(dp=2), CPU, 20.0)
+    assert grid.watchdog is not None
+    if grid.rank == 1:
+        if says_so:
+            grid.watchdog.leave()
+        os._exit(0)
+    time.sleep(0.5)
+    grid.close()
+    return True
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_connections_of_a_rank_that_has_left_with_the_others_may_close(says_so: bool) -> None:
+    rank = collect_ranks(first_to_leave, 2, says_so, timeout=60.0)[0]
+    assert (rank.code, rank.result) == (0, True) if says_so else "missing rank 1" in rank.error, rank
+
+
+AT_EXIT = """
+import atexit, threading
+from rorqual.parallel.progress import Progress
+from rorqual.parallel.store import Rendezvous
+from rorqual.parallel.watchdog import Watchdog
+names = lambda: [thread.name for thread in threading.enumerate()]
+atexit.register(lambda: print(names()))  # runs after those that were registered later
+Watchdog(Rendezvous.from_env(5.0), "job", Progress(rank=0), deadline_s=60.0).start()
+print(names())
+"""
+
+
+def test_its_thread_has_ended_before_the_interpreter_does() -> None:
+    """A thread that comes back from the store's code into an interpreter that is gone would abort the process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    ran = subprocess.run([sys.executable, "-c", AT_EXIT], env=env, capture_output=True, text=True, timeout=60)
+    before, after = ran.stdout.splitlines()
+    assert ran.returncode == 0 and "rorqual-watchdog" in before and "rorqual-watchdog" not in after, ran.stdout + ran.stderr

@@ -25,8 +25,7 @@ def test_plans_of_cycles_that_were_given_up_are_not_made() -> None:
     reasons = [made.cycle().reason for _ in range(5)]
     assert calls == [1] and all("patience 3" in reason for reason in reasons), reasons
     go_on.set()
-    for rank in made.ranks:
-        assert rank.mover.worker.start(lambda: None).wait(time.monotonic() + 20), "the thread has caught up"
+    made.catch_up()
     assert calls == [1] and made.is_whole()
     made.close()
 

@@ -178,6 +178,11 @@ class Party:
                 return found[0]
         raise AssertionError(f"no end within {most} boundaries")
 
+    def catch_up(self) -> None:
+        """Wait until every rank's thread has done what it was given."""
+        for rank in self.ranks:
+            assert rank.mover.worker.start(lambda: None).wait(time.monotonic() + 20), "the thread has caught up"
+
     def is_whole(self, slots: Ints | None = None) -> bool:
         """Whether all ranks' bytes and tables are those of ``slots`` (None: of what they say)."""
         slots = self.ranks[0].slot_to_expert if slots is None else slots
