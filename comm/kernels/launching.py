@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+_MOST = 32  # tokens that a program handles at once
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 #: Triton's names of what rows consist of
 TYPES = {
@@ -85,8 +86,36 @@ class TileConfig:
     warps: int  # of a program
 
     @classmethod
-    def choose(cls, n_tokens: int, width: int, programs: int, *, least: int = 16) -> TileConfig:
-        """As many tokens at once as keep all programs busy, pieces of ``least`` or more, as short as 16 values a thread allow."""
-        tokens = lanes_of(max(1, min(16, n_tokens // max(1, programs))))
-        piece = max(least, min(8192 // tokens, lanes_of(width)))
+    def to_sum(cls, n_tokens: int, width: int, programs: int, *, rows: int) -> TileConfig:
+        """For sums of ``rows`` rows: up to two are read ahead, so pieces are short for few tokens and tiles large for many."""
+        tokens = _at_once(n_tokens, programs, _MOST if rows <= 2 else 16)
+        values = _values(tokens, few=4096) if rows <= 2 else 8192
+        return cls._of(tokens, max(16, min(values // tokens, lanes_of(width))))
+
+    @classmethod
+    def to_quantise(cls, n_tokens: int, width: int, programs: int) -> TileConfig:
+        """For what is rounded to FP8 on the way: whole blocks of 128."""
+        tokens = _at_once(n_tokens, programs, _MOST)
+        return cls._of(tokens, max(128, min(_values(tokens, few=8192) // tokens, lanes_of(width))))
+
+    @classmethod
+    def to_move(cls, n_tokens: int, width: int, programs: int, *, piece: int) -> TileConfig:
+        """For words that go as they are: pieces of about ``piece``, so that the first are under way soon."""
+        tokens = _at_once(n_tokens, programs, _MOST)
+        piece = max(16, min(piece if tokens >= 4 else 2048 // tokens, lanes_of(width)))
+        return cls(tokens=tokens, piece=piece, warps=max(4, min(16, tokens)))
+
+    @classmethod
+    def _of(cls, tokens: int, piece: int) -> TileConfig:
+        """16 values a thread, or more where there are more than 16 warps can have."""
         return cls(tokens=tokens, piece=piece, warps=max(1, min(16, tokens * piece // 512)))
+
+
+def _at_once(n_tokens: int, programs: int, most: int) -> int:
+    """Tokens that a program handles at once, at most ``most``, if all programs are to have some; a power of two."""
+    return lanes_of(max(1, min(most, n_tokens // max(1, programs))))
+
+
+def _values(tokens: int, *, few: int) -> int:
+    """Values of a tile: ``few`` for up to 4 tokens, 32 a thread of 16 warps for many, which share the work on a row."""
+    return few if tokens <= 4 else 8192 if tokens <= 8 else 16384

@@ -6,13 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import early, enter
 from ..heap.peers import Peers
 from ..state import PeerState
 from ..wire import DISPATCH, Wire
 from .device import channel_of, checked_count, pointer_at, wait_flags
 from .launching import check_choices, grid_of, lanes_of, limit_of, registers_of
 
-_BLOCK = 512  # choices that a program looks at at once
+_BLOCKS = (512, 2048)  # choices that a program looks at at once: fewest and most
 
 
 @triton.jit(
@@ -24,8 +25,10 @@ def receive_tokens_kernel(
     pointers, active, epoch, status, slots, shares,
     tag, channel, limit, channel_at, ids_at, weights_at, me, n_ranks, max_tokens, slots_per_rank, blocks,
     K: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, TOLERANT: tl.constexpr, CLOCK: tl.constexpr, LANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Items are (block, source): all sources of a block before the next block. Every one of them waits for its source."""
+    enter(EARLY)
     base = channel_of(pointers, me, channel_at)
     flags = pointer_at(base, tl.int64)
     wanted_epoch = tl.load(epoch + channel)
@@ -85,13 +88,15 @@ def receive_tokens(
     """
     check_choices("slots", slots, wire.n_ranks * wire.max_tokens, wire.top_k, (torch.int32,))
     check_choices("shares", shares, wire.n_ranks * wire.max_tokens, wire.top_k, (torch.float32,))
-    blocks, warps = triton.cdiv(wire.max_tokens * wire.top_k, _BLOCK), 4
+    choices = wire.max_tokens * wire.top_k
+    block = max(_BLOCKS[0], min(_BLOCKS[1], lanes_of(triton.cdiv(wire.n_ranks * choices, programs))))  # one item a program, if it can be
+    blocks, warps = triton.cdiv(choices, block), max(4, block // 256)
     receive_tokens_kernel[(grid_of(programs, wire.n_ranks * blocks),)](
         peers.pointers, state.active, state.epoch, state.status, slots, shares,
         tag, channel, limit_of(timeout_ms, slots.is_cuda), channel * wire.channel_bytes, wire.ids_at, wire.weights_at,
         peers.rank, wire.n_ranks, wire.max_tokens, wire.slots_per_rank, blocks,
-        K=wire.top_k, RANKS=lanes_of(wire.n_ranks), BLOCK=_BLOCK, TOLERANT=fault_tolerant, CLOCK=slots.is_cuda, LANES=32 * warps,
-        num_warps=warps, maxnreg=registers_of(warps),
+        K=wire.top_k, RANKS=lanes_of(wire.n_ranks), BLOCK=block, TOLERANT=fault_tolerant, CLOCK=slots.is_cuda, LANES=32 * warps,
+        EARLY=early(slots.device), num_warps=warps, maxnreg=registers_of(warps), launch_pdl=early(slots.device),
     )  # fmt: skip
 
 

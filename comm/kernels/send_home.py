@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import early, enter
 from ..heap.peers import Peers
 from ..rows import DTYPES
 from ..state import PeerState
@@ -13,6 +14,9 @@ from ..wire import COMBINE, Wire
 from .device import channel_of, is_last, may_send, pointer_at, raise_flags
 from .launching import TYPES, TileConfig, as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
 from .tiles import load_tile, store_tile
+
+#: for results that lie at home: nothing but their number is found out
+_COUNTING = TileConfig(tokens=128, piece=16, warps=4)
 
 
 @triton.jit
@@ -43,6 +47,7 @@ def send_home_kernel(
     channel, channel_at, home_at, home_step, home_pitch, flag_at, me, n_ranks, max_tokens, y_pitch,
     WIDTH: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, K: tl.constexpr, RANKS: tl.constexpr,
     MODE: tl.constexpr, OUT: tl.constexpr, PULL: tl.constexpr, IN_PLACE: tl.constexpr,
+    ON_GPU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """MODE "rows": row r of y goes home as it is. "sum": the weighted sum of the rows of y in ``index``. "each": every one of them.
 
@@ -50,6 +55,7 @@ def send_home_kernel(
     ``home_step`` is the distance from the results of one choice to those of the next ("each"), in units of 16 bytes. PULL: rows
     for ranks that are mapped are laid out at home, for them to fetch; IN_PLACE: they lie there already.
     """
+    enter(EARLY)
     pieces: tl.constexpr = (WIDTH + COLS - 1) // COLS
     own = channel_of(pointers, me, channel_at)
     flags = pointer_at(own, tl.int64)
@@ -105,7 +111,14 @@ def send_home_kernel(
             tile += programs
         tile -= tiles
     if is_last(arrived + 2 * channel + 1):
-        raise_flags(bases + channel_at, served, flag_at, 0, now)
+        raise_flags(bases + channel_at, served, flag_at, 0, now, RANKS, ON_GPU)
+
+
+def _config(mode: str, top_k: int, n_rows: int, width: int, programs: int) -> TileConfig:
+    """How ``send_home`` is launched for about ``n_rows`` rows."""
+    if mode == "sum":
+        return TileConfig.to_sum(n_rows, width, programs, rows=top_k)
+    return TileConfig.to_move(n_rows, width, programs, piece=512)
 
 
 def send_home(
@@ -166,15 +179,17 @@ def send_home(
     if pull and deterministic:
         raise ValueError("results that go home one by one (deterministic) cannot be pulled; call send_home without pull")
     width, me = y.shape[1], peers.rank
-    config = config or TileConfig.choose(wire.n_ranks * wire.max_tokens // 2, width, programs)
     pitch, unit = pitch_units(y)
     at_home = peers.own.data_ptr() + channel * wire.channel_bytes + wire.home_at
     in_place = pull and mode == "rows" and y.data_ptr() == at_home and y.stride(0) * y.element_size() == wire.home_pitch
+    config = config or (_COUNTING if in_place else _config(mode, k, wire.n_ranks * wire.max_tokens // 2, width, programs))
     home = wire.home_at + (0 if deterministic else me * wire.max_tokens * wire.home_pitch)
     send_home_kernel[(grid_of(programs, triton.cdiv(n, config.tokens)),)](
         peers.pointers, state.active, state.epoch, state.arrived, state.sent, state.status, y, slots, index, shares,
         channel, channel * wire.channel_bytes, home, wire.max_tokens * wire.home_pitch // 16, wire.home_pitch,
         16 * (COMBINE * wire.n_ranks + me), me, wire.n_ranks, wire.max_tokens, pitch,
         WIDTH=width, UNIT=unit, TOKENS=config.tokens, COLS=config.piece, K=k, RANKS=lanes_of(wire.n_ranks),
-        MODE=mode, OUT=TYPES[dtype], PULL=pull, IN_PLACE=in_place, num_warps=config.warps, maxnreg=registers_of(config.warps),
+        MODE=mode, OUT=TYPES[dtype], PULL=pull, IN_PLACE=in_place,
+        ON_GPU=y.is_cuda, EARLY=early(y.device),
+        num_warps=config.warps, maxnreg=registers_of(config.warps), launch_pdl=early(y.device),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import early, enter
 from ..blocks import value_dtype
 from ..heap.peers import Peers
 from ..state import PeerState
@@ -14,6 +15,8 @@ from .device import is_last, may_send, pointer_at, raise_flags
 from .launching import TileConfig, as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
 from .tiles import load_tile, quantise_tile, store_scales, store_tile
 
+_ROW = tl.constexpr(0xFFFF)  # of what goes with a scale: which row of the tile it is of, and from the next bit on the row's destinations
+_BITS_AT = tl.constexpr(16)
 _COUNTED = tl.constexpr(128)  # tokens whose rows are counted at once
 _MOST_CHOICES = 2048  # ids and weights that a program copies at once
 _MOST_IN_TURN = 16  # ranks that are gone through for every token; among more, its choices are
@@ -89,13 +92,14 @@ def send_tokens_kernel(
     WIDTH: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, GROUPS: tl.constexpr, COLS: tl.constexpr,
     K: tl.constexpr, CHOICES: tl.constexpr, RANKS: tl.constexpr, MANY: tl.constexpr,
     QUANTISE: tl.constexpr, UE8M0: tl.constexpr, FIXES: tl.constexpr, CAST: tl.constexpr, ON_GPU: tl.constexpr,
-    SCALES: tl.constexpr, BLOCKS: tl.constexpr, SCALES_AT: tl.constexpr,
+    SCALES: tl.constexpr, BLOCKS: tl.constexpr, SCALES_AT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Tiles of TOKENS tokens are dealt out to the programs in turn, piece by piece; the next piece is on its way while one is stored.
 
     ``first_row`` is the place of this rank's first token, ``rows_at`` its block in a channel. Peers are served in the order of
     their distance, this rank last, so that not all ranks begin with the same one.
     """
+    enter(EARLY)
     pieces: tl.constexpr = (WIDTH + GROUPS * COLS - 1) // (GROUPS * COLS)
     program, programs = tl.program_id(0), tl.num_programs(0)
     n = n_tokens
@@ -127,11 +131,16 @@ def send_tokens_kernel(
         next_token = (program + after // pieces * programs) * TOKENS + line
         ahead = load_tile(x, x_pitch * UNIT, next_token, after % pieces * (GROUPS * COLS) + within, next_token < n, WIDTH, COLS)
         if QUANTISE:
-            value, scale = quantise_tile(tile.to(tl.float32), UE8M0, FIXES)
+            whose = row | bits.to(tl.int64 if MANY else tl.int32) << _BITS_AT
+            value, scale, whose = quantise_tile(tile.to(tl.float32), whose, UE8M0, FIXES, ON_GPU)
+            scale_row, scale_bits = (whose & _ROW).to(tl.int32), (whose >> _BITS_AT).to(tl.int32)
+            scale_token = (program + step // pieces * programs) * TOKENS + scale_row // GROUPS
+            scale_column = piece * (GROUPS * COLS) + scale_row % GROUPS * COLS
+            scale_place = scale_token.to(tl.int64) * row_bytes
         elif CAST:
-            value, scale = tile.to(tl.bfloat16).to(tl.int16, bitcast=True), 0
+            value = tile.to(tl.bfloat16).to(tl.int16, bitcast=True)
         else:
-            value, scale = tile, 0
+            value = tile
         if SCALES > 0:
             block = tl.arange(0, BLOCKS)[None, :]
             with_scale = (token < n)[:, None] & (block < SCALES) & (piece == 0)
@@ -150,9 +159,18 @@ def send_tokens_kernel(
             address = base + channel_at + rows_at + place  # 64 bits from the start: the two offsets may come as 32
             store_tile(address, column, value, hit, WIDTH, COLS)
             if QUANTISE:
-                store_scales(address, column, scale, hit, WIDTH, ON_GPU)
+                scale_base = base
+                if MANY:
+                    scale_id = tl.load(ids + scale_token.to(tl.int64) * K + i, mask=scale_token < n, other=0).to(tl.int32)
+                    scale_base = tl.load(pointers + tl.where(scale_id >= 0, scale_id // slots_per_rank, 0))
+                    scale_hit = ((scale_bits >> i) & 1 != 0) & (scale_base != 0) & may
+                else:
+                    scale_hit = (scale_bits >> rank) & 1 != 0
+                scale_address = scale_base + channel_at + rows_at + scale_place
+                store_scales(scale_address, scale_column, scale, scale_hit, WIDTH, ON_GPU)
             if SCALES > 0:
-                tl.store(pointer_at(address, tl.float32)[:, None] + (SCALES_AT + block), given, mask=hit[:, None] & with_scale)
+                if piece == 0:
+                    tl.store(pointer_at(address, tl.float32)[:, None] + (SCALES_AT + block), given, mask=hit[:, None] & with_scale)
         if after % pieces == 0:
             bits = _destinations(ids, next_token, next_token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
         tile, token = ahead, next_token
@@ -167,7 +185,7 @@ def send_tokens_kernel(
         program += programs
     if is_last(arrived + 2 * channel):
         tl.store(epoch + channel, now)
-        raise_flags(bases + channel_at, served, flag_at, n, now)
+        raise_flags(bases + channel_at, served, flag_at, n, now, RANKS, ON_GPU)
         tl.atomic_add(sent + n_ranks + lane, (lane * 0).to(tl.int64) + n, mask=served & (lane != me), sem="relaxed", scope="gpu")
 
 
@@ -221,7 +239,8 @@ def send_tokens(
             raise ValueError(f"x is {x.dtype}, a payload of {wire.payload!r} carries {value_dtype(wire)}; cast it")
         x = as_words(x)
     width, me = x.shape[1], peers.rank
-    config = config or TileConfig.choose(n, width, programs, least=FP8_BLOCK)
+    if config is None:
+        config = TileConfig.to_quantise(n, width, programs) if quantise else TileConfig.to_move(n, width, programs, piece=256)
     groups, cols = (config.piece // FP8_BLOCK, FP8_BLOCK) if quantise else (1, config.piece)
     pitch, unit = pitch_units(x)
     row, given = me * wire.max_tokens, wire.n_scales if fp8 and not quantise else 0
@@ -236,5 +255,5 @@ def send_tokens(
         RANKS=lanes_of(wire.n_ranks), MANY=wire.n_ranks > _MOST_IN_TURN,
         QUANTISE=quantise, UE8M0=wire.payload == "fp8_ue8m0", FIXES=2 if x.dtype == torch.float32 else 1, CAST=cast, ON_GPU=x.is_cuda,
         SCALES=given, BLOCKS=lanes_of(max(given, 1)), SCALES_AT=wire.value_bytes // 4,
-        num_warps=config.warps, maxnreg=registers_of(config.warps),
+        EARLY=early(x.device), num_warps=config.warps, maxnreg=registers_of(config.warps), launch_pdl=early(x.device),
     )  # fmt: skip

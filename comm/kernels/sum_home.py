@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import early, enter
 from ..heap.peers import Peers
 from ..rows import DTYPES
 from ..state import PeerState
@@ -63,6 +64,19 @@ def _write(out, out_pitch, token, column, total, n_tokens, HIDDEN: tl.constexpr,
 
 
 @triton.jit
+def _read_two(
+    first_row, second_row, bits, step, home_pitch,
+    HIDDEN: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, HOME: tl.constexpr,
+):  # fmt: skip
+    """Piece ``step`` of this program's rows of two ranks, whose first rows are given; zeros where ``bits`` says that there is none."""
+    pieces: tl.constexpr = (HIDDEN + COLS - 1) // COLS
+    token = (tl.program_id(0) + step // pieces * tl.num_programs(0)) * TOKENS + tl.arange(0, TOKENS)
+    at, column = token.to(tl.int64) * home_pitch, token * 0 + step % pieces * COLS
+    first = _read(first_row + at, column, bits & 1 != 0, HOME, HIDDEN, COLS)
+    return first, _read(second_row + at, column, bits & 2 != 0, HOME, HIDDEN, COLS)
+
+
+@triton.jit
 def _sum_of_two(
     pointers, ids, out, n, n_tokens, base, takers, channel_at, home_at, home_pitch, me, n_ranks, max_tokens, slots_per_rank, out_pitch,
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr, K: tl.constexpr, HOME: tl.constexpr, PULL: tl.constexpr,
@@ -71,27 +85,22 @@ def _sum_of_two(
     pieces: tl.constexpr = (HIDDEN + COLS - 1) // COLS
     program, programs, line = tl.program_id(0), tl.num_programs(0), tl.arange(0, TOKENS)
     tiles = (n_tokens + TOKENS - 1) // TOKENS
-    other = tl.minimum(1, n_ranks - 1)
+    zero = me * 0
+    row = _row(pointers, zero, base, channel_at, home_at, home_pitch, me, max_tokens, zero, PULL)
+    other = _row(pointers, zero + tl.minimum(1, n_ranks - 1), base, channel_at, home_at, home_pitch, me, max_tokens, zero, PULL)
     token = program * TOKENS + line
     bits = _bits_of_ranks(ids, token, token < n, takers, n_ranks, slots_per_rank, K)
-    zero = me * 0
-    row = _row(pointers, zero, base, channel_at, home_at, home_pitch, me, max_tokens, token, PULL)
-    first = _read(row, line * 0, bits & 1 != 0, HOME, HIDDEN, COLS)
-    row = _row(pointers, zero + other, base, channel_at, home_at, home_pitch, me, max_tokens, token, PULL)
-    second = _read(row, line * 0, bits & 2 != 0, HOME, HIDDEN, COLS)
+    first, second = _read_two(row, other, bits, zero, home_pitch, HIDDEN, TOKENS, COLS, HOME)
     for step in range(0, tl.maximum((tiles - program + programs - 1) // programs, 0) * pieces):
-        column = line * 0 + step % pieces * COLS
         after = step + 1
-        next_token = (program + after // pieces * programs) * TOKENS + line
         if after % pieces == 0:
-            bits = _bits_of_ranks(ids, next_token, next_token < n, takers, n_ranks, slots_per_rank, K)
-        at = line * 0 + after % pieces * COLS
-        row = _row(pointers, zero, base, channel_at, home_at, home_pitch, me, max_tokens, next_token, PULL)
-        next_first = _read(row, at, bits & 1 != 0, HOME, HIDDEN, COLS)
-        row = _row(pointers, zero + other, base, channel_at, home_at, home_pitch, me, max_tokens, next_token, PULL)
-        next_second = _read(row, at, bits & 2 != 0, HOME, HIDDEN, COLS)
-        _write(out, out_pitch, token, column, first.to(tl.float32) + second.to(tl.float32), n_tokens, HIDDEN, COLS)
-        first, second, token = next_first, next_second, next_token
+            token = (program + after // pieces * programs) * TOKENS + line
+            bits = _bits_of_ranks(ids, token, token < n, takers, n_ranks, slots_per_rank, K)
+        next_first, next_second = _read_two(row, other, bits, after, home_pitch, HIDDEN, TOKENS, COLS, HOME)
+        total = first.to(tl.float32) + second.to(tl.float32)
+        at = (program + step // pieces * programs) * TOKENS + line
+        _write(out, out_pitch, at, line * 0 + step % pieces * COLS, total, n_tokens, HIDDEN, COLS)
+        first, second = next_first, next_second
 
 
 @triton.jit(
@@ -105,12 +114,14 @@ def sum_home_kernel(
     HIDDEN: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
     K: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr,
     HOME: tl.constexpr, EACH: tl.constexpr, PULL: tl.constexpr, TOLERANT: tl.constexpr, CLOCK: tl.constexpr, LANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Tiles of TOKENS tokens are dealt out in turn. EACH: a row a choice, added with its weight in the order of columns; else a row a rank.
 
     With up to 64 ranks TOGETHER rows are read at once, of ranks that the token has no choice of none. PULL: rows of mapped ranks
     are read where their ranks laid them.
     """
+    enter(EARLY)
     pieces: tl.constexpr = (HIDDEN + COLS - 1) // COLS
     many: tl.constexpr = RANKS > 64
     base = channel_of(pointers, me, channel_at)
@@ -216,7 +227,7 @@ def sum_home(
     check_choices("weights", weights, n, k, (torch.float32,))
     if pull and deterministic:
         raise ValueError("results that go home one by one (deterministic) cannot be pulled; call sum_home without pull")
-    config = config or TileConfig.choose(n, wire.hidden, programs)
+    config = config or TileConfig.to_sum(n, wire.hidden, programs, rows=k if deterministic else wire.n_ranks)
     pitch, unit = pitch_units(out)
     sum_home_kernel[(grid_of(programs, triton.cdiv(n, config.tokens)),)](
         peers.pointers, state.active, state.epoch, state.status, ids, weights, n_valid, out,
@@ -225,7 +236,7 @@ def sum_home(
         HIDDEN=hidden, UNIT=unit, TOKENS=config.tokens, COLS=config.piece,
         K=k, RANKS=lanes_of(wire.n_ranks), TOGETHER=min(8, lanes_of(wire.n_ranks)),
         HOME=TYPES[DTYPES[wire.dtype]], EACH=deterministic, PULL=pull, TOLERANT=fault_tolerant, CLOCK=out.is_cuda, LANES=32 * config.warps,
-        num_warps=config.warps, maxnreg=registers_of(config.warps),
+        EARLY=early(out.device), num_warps=config.warps, maxnreg=registers_of(config.warps), launch_pdl=early(out.device),
     )  # fmt: skip
 
 

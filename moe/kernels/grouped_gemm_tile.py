@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import early, enter
 from ...parallel.kernels.quantise import quantise_tile
-from .overlap import early, enter
 from .permute_torch import Permutation, RowBlocks
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .overlap import early, enter
+from ...parallel.kernels.overlap import early, enter
 from .permute_torch import Permutation, RowBlocks, check_block, check_slots, max_row_blocks
 
 _SINGLE = 4096  # choices that one launch ranks and counts

@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import early, enter
 from ...parallel.kernels.quantise import quantise_tile
 from ...parallel.kernels.quantise_torch import BLOCK as SCALED
 from ...parallel.kernels.quantise_torch import empty_scales
-from .overlap import early, enter
 from .permute_torch import Permutation, row_form
 
 
