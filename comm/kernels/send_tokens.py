@@ -11,13 +11,13 @@ from ..blocks import value_dtype
 from ..heap.peers import Peers
 from ..state import PeerState
 from ..wire import DISPATCH, FP8_BLOCK, Wire
+from .destinations import count_rows, destinations
 from .device import is_last, may_send, pointer_at, raise_flags
 from .launching import TileConfig, as_words, check_choices, check_rows, grid_of, lanes_of, pitch_units, registers_of
 from .tiles import load_tile, quantise_tile, store_scales, store_tile
 
 _ROW = tl.constexpr(0xFFFF)  # of what goes with a scale: which row of the tile it is of, and from the next bit on the row's destinations
 _BITS_AT = tl.constexpr(16)
-_COUNTED = tl.constexpr(128)  # tokens whose rows are counted at once
 _MOST_CHOICES = 2048  # ids and weights that a program copies at once
 _MOST_IN_TURN = 16  # ranks that are gone through for every token; among more, its choices are
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,50 +33,6 @@ def _store_choices(pointers, served, lane, chosen, weight, at, inside, place, ch
         there = inside & (tl.max((served & (lane == rank)).to(tl.int32), 0) != 0)
         tl.store(pointer_at(base + ids_at, tl.int32) + place + at, chosen, mask=there)
         tl.store(pointer_at(base + weights_at, tl.float32) + place + at, weight, mask=there)
-
-
-@triton.jit
-def _destinations(ids, token, there, active, takers, n_ranks, slots_per_rank, K: tl.constexpr, MANY: tl.constexpr):
-    """int32 [N] of the tokens ``token`` [N]: bits of their ranks among ``takers``; MANY: of the choices that are a rank's first."""
-    bits = token * 0
-    for j in tl.static_range(K):
-        chosen = tl.load(ids + token.to(tl.int64) * K + j, mask=there, other=-1).to(tl.int32)
-        valid = (chosen >= 0) & (chosen < n_ranks * slots_per_rank)
-        rank = tl.where(valid, chosen // slots_per_rank, 0)
-        if MANY:
-            first = valid & (tl.load(active + rank) != 0)
-            for i in tl.static_range(j):
-                before = tl.load(ids + token.to(tl.int64) * K + i, mask=there, other=-1).to(tl.int32)
-                first = first & ((before < 0) | (before // slots_per_rank != rank))
-            bits |= first.to(tl.int32) << j
-        else:
-            bits |= tl.where(valid, 1 << rank, 0)
-    return bits if MANY else bits & takers
-
-
-@triton.jit
-def _count_rows(
-    ids, sent, active, program, n, takers, may, me, n_ranks, slots_per_rank,
-    TOKENS: tl.constexpr, K: tl.constexpr, RANKS: tl.constexpr, MANY: tl.constexpr,
-):  # fmt: skip
-    """Add the rows that this program stores for every other rank to ``sent``; while its first tokens are on their way."""
-    at, lane = tl.arange(0, _COUNTED), tl.arange(0, RANKS)
-    first, rows = program * 0, lane * 0
-    while (program + first // TOKENS * tl.num_programs(0)) * TOKENS < n:
-        token = (program + (first + at) // TOKENS * tl.num_programs(0)) * TOKENS + at % TOKENS
-        bits = _destinations(ids, token, token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
-        if MANY:
-            for j in range(0, K):
-                chosen = tl.load(ids + token.to(tl.int64) * K + j, mask=token < n, other=0).to(tl.int32)
-                rank = tl.where(chosen >= 0, chosen // slots_per_rank, 0)
-                hit = may & ((bits >> j) & 1 != 0) & (rank != me)
-                tl.atomic_add(sent + rank, (at * 0 + 1).to(tl.int64), mask=hit, sem="relaxed", scope="gpu")
-        else:
-            for rank in range(0, n_ranks):
-                rows += tl.where(lane == rank, tl.sum((bits >> rank) & 1, 0), 0)
-        first += _COUNTED
-    if not MANY:
-        tl.atomic_add(sent + lane, rows.to(tl.int64), mask=(rows > 0) & (lane != me), sem="relaxed", scope="gpu")
 
 
 @triton.jit(
@@ -121,8 +77,8 @@ def send_tokens_kernel(
     may = may_send(status, active)
     served = served & may
     takers = tl.reduce_or(tl.where(served, 1 << (lane & 31), 0), 0)
-    bits = _destinations(ids, token, token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
-    _count_rows(ids, sent, active, program, n, takers, may, me, n_ranks, slots_per_rank, TOKENS, K, RANKS, MANY)
+    bits = destinations(ids, token, token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
+    count_rows(ids, sent, active, program, n, takers, may, me, n_ranks, slots_per_rank, TOKENS, K, RANKS, MANY)
     for step in range(0, steps):
         piece = step % pieces
         column = piece * (GROUPS * COLS) + within
@@ -172,7 +128,7 @@ def send_tokens_kernel(
                 if piece == 0:
                     tl.store(pointer_at(address, tl.float32)[:, None] + (SCALES_AT + block), given, mask=hit[:, None] & with_scale)
         if after % pieces == 0:
-            bits = _destinations(ids, next_token, next_token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
+            bits = destinations(ids, next_token, next_token < n, active, takers, n_ranks, slots_per_rank, K, MANY)
         tile, token = ahead, next_token
     while program * CHOICES < n * K:  # once, but for uncommon shapes
         at = program * CHOICES + tl.arange(0, CHOICES)

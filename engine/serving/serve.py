@@ -6,6 +6,8 @@ import gc
 import time
 from collections.abc import Callable
 
+import torch
+
 from ..driver import protected
 from ..engine import Engine
 from ..follower import follow
@@ -126,9 +128,15 @@ def welcome(engine: Engine) -> Welcome:
         protocol=PROTOCOL, version=_version(), model=engine.config.model, model_type=model.model_type,
         folder="" if engine.tokenizer is None else str(engine.tokenizer_folder()),
         max_model_len=engine.max_model_len, vocab_size=model.vocab_size, eos_token_ids=list(model.eos_token_ids), dp_size=spec.dp,
-        layout=f"pp{spec.pp} dp{spec.dp} tp{spec.tp}", page_size=cache.page_size, pool_tokens=cache.n_pages * cache.page_size,
+        layout=f"pp{spec.pp} dp{spec.dp} tp{spec.tp}", device=_device(engine.grid.device),
+        page_size=cache.page_size, pool_tokens=cache.n_pages * cache.page_size,
         started=time.time(),
     )  # fmt: skip
+
+
+def _device(device: torch.device) -> str:
+    """What the ranks compute on, as their makers call it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _version() -> str:

@@ -87,6 +87,7 @@ class Welcome(_Message, frozen=True, kw_only=True):
     eos_token_ids: list[int]
     dp_size: int
     layout: str  # such as "pp1 dp4 tp2", for people
+    device: str  # such as "NVIDIA H200", or "cpu"
     page_size: int
     pool_tokens: int  # that the KV pool of one replica holds
     started: float  # time.time() at which the engine was ready

@@ -207,7 +207,7 @@ class FakeEngine:
         return wire.Welcome(
             protocol=wire.PROTOCOL, version=rorqual.__version__, model=self.model, folder=self.folder or "", model_type=self.model_type,
             max_model_len=self.max_model_len, vocab_size=self.vocab, eos_token_ids=list(self.eos), dp_size=self.dp_size,
-            layout=f"pp1 dp{self.dp_size} tp1", page_size=64, pool_tokens=1 << 20, started=time.time(),
+            layout=f"pp1 dp{self.dp_size} tp1", device="cpu", page_size=64, pool_tokens=1 << 20, started=time.time(),
         )  # fmt: skip
 
     def _start(self, client: bytes, submit: wire.Submit) -> None:

@@ -28,7 +28,7 @@ def client():
     found._dealer = Sink()
     found.welcome = wire.Welcome(
         protocol=wire.PROTOCOL, version=__version__, model="m", folder="", model_type="x", max_model_len=8, vocab_size=8, eos_token_ids=[],
-        dp_size=1, layout="", page_size=1, pool_tokens=8, started=0.0,
+        dp_size=1, layout="", device="cpu", page_size=1, pool_tokens=8, started=0.0,
     )  # fmt: skip
     return found
 

@@ -36,6 +36,8 @@ def test_while_the_model_is_loaded(tmp_path):
             with late:
                 wait_ready(served.url)
                 assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+                about = client.get("/version").json()
+                assert set(about) == {"version", "layout", "device"} and about["device"] == "cpu"
 
 
 class _NotYet:

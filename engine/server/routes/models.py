@@ -47,5 +47,5 @@ async def version(request: Request) -> Response:
     """GET /version."""
     state: ServerState = request.app.state.server
     welcome = state.client.welcome
-    layout = welcome.layout if welcome is not None else None
-    return Response(dumps({"version": __version__, "layout": layout}), media_type="application/json")
+    about = {"layout": welcome.layout, "device": welcome.device} if welcome is not None else {"layout": None, "device": None}
+    return Response(dumps({"version": __version__, **about}), media_type="application/json")

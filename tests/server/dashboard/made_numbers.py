@@ -17,7 +17,7 @@ def welcome(dp: int = 4) -> Welcome:
     """Of a large model on ``dp`` replicas."""
     return Welcome(
         protocol=1, version="0.1.0", model="made-up", folder="", model_type="deepseek_v32", max_model_len=163840, vocab_size=129280,
-        eos_token_ids=[1], dp_size=dp, layout=f"pp1 dp{dp} tp1", page_size=64, pool_tokens=1_048_576, started=1_796_000_000.0,
+        eos_token_ids=[1], dp_size=dp, layout=f"pp1 dp{dp} tp1", device="cpu", page_size=64, pool_tokens=1_048_576, started=1_796_000_000.0,
     )  # fmt: skip
 
 
