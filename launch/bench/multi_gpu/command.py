@@ -31,7 +31,7 @@ def add_parser(parser: Parser) -> None:
     parser.add_argument(
         "--only", metavar="NAME,..", default=",".join(GROUPS), help=f"Parts of {', '.join((*GROUPS, *LARGE))}; all but the last by default."
     )
-    parser.add_argument("--match", metavar="TEXT,..", default="*", help="Of these only parts whose name fits, such as 'full*host'.")
+    parser.add_argument("--match", metavar="TEXT;..", default="*", help="Of these only parts whose name fits, such as 'full*host'.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, over CPU ranks, to see that it works.")
     parser.add_argument("--budget-seconds", type=float, default=570.0, metavar="S", help="All of it ends within that.")
     parser.add_argument("--list", action="store_true", help="Print the parts, their commands and limits, and run none.")
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code is 1 if a part failed or had no time."""
     check_outputs(args)
     check_writable(args.log, "--log")
+    _groups(args.only)
     end = time.monotonic() + args.budget_seconds
     ranks = _ranks(args)
     with tempfile.TemporaryDirectory(prefix="rorqual-multi-gpu-") as folder:
@@ -86,20 +87,19 @@ def _tell(outcome: Outcome) -> None:
 
 
 def chosen(args: argparse.Namespace, ranks: int, folder: Path) -> list[Part]:
-    """The parts that were asked for.
-
-    Raises:
-        ValueError: an unknown name, or none that fits.
-    """
-    only = tuple(name for name in args.only.split(",") if name)
-    unknown = sorted(set(only) - {*GROUPS, *LARGE})
-    if unknown or not only:
-        raise ValueError(f"--only takes names of {', '.join((*GROUPS, *LARGE))} with commas between, got {args.only!r}")
-    parts = program(ranks, device=args.device, only=only, right=folder / "right.json")
-    found = [p for p in parts if any(fnmatch.fnmatch(p.name, text) for text in args.match.split(","))]
+    """The parts that were asked for. ValueError: an unknown name, or none that fits."""
+    parts = program(ranks, device=args.device, only=_groups(args.only), right=folder / "right.json")
+    found = [p for p in parts if any(fnmatch.fnmatch(p.name, text) for text in args.match.split(";"))]
     if not found:
         raise ValueError(f"--match {args.match!r} fits none of the parts {'; '.join(p.name for p in parts)}")
     return found
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    only = tuple(name for name in text.split(",") if name)
+    if not only or set(only) - {*GROUPS, *LARGE}:
+        raise ValueError(f"--only takes names of {', '.join((*GROUPS, *LARGE))} with commas between, got {text!r}")
+    return only
 
 
 @contextmanager

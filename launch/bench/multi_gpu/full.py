@@ -152,7 +152,7 @@ def main() -> None:
         host = _host_bytes()
         gpu = torch.cuda.get_device_properties(0).total_memory
         layers = fitting_layers(args.model, layers, ranks=args.ranks, settings=settings, gpu_bytes=gpu, host_bytes=host, shape=args.shape)
-    with changed(args.model, **args.shape, num_hidden_layers=layers) as model, start_times() as parts, LLM(model, **settings) as llm:
+    with changed(args.model, **{**args.shape, "num_hidden_layers": layers}) as model, start_times() as parts, LLM(model, **settings) as llm:
         keep_rows(rows_of(llm, args, start, parts), args.out)
 
 

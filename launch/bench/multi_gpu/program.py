@@ -109,7 +109,7 @@ def _full(ranks: int, device: str) -> list[Part]:
     experts, groups = experts_of(ranks, small=small)
     shape = {**(SMALL if small else {}), "n_group": groups, "n_routed_experts": experts, "first_k_dense_replace": 1 if small else 3}
     contexts = [[128, 2], [256, 1]] if small else [[32768, 4], [131072, 1]]
-    size = ("--layers", "3", "--output-len", "12") if small else ()
+    size = ("--layers", "2", "--output-len", "8") if small else ()
     found = []
     for offload in ("off", "host"):
         engine: dict[str, Any] = {"device": device, "kv_offload": offload, "kv_cache_dtype": "fp8"}

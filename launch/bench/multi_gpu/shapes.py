@@ -14,8 +14,8 @@ BASE = "v3.2-slice"
 #: values of ``BASE`` that are small here: block-FP8 weights, FP8 rows of 656 bytes and sparse selection stay
 SMALL: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "q_lora_rank": 128, "index_n_heads": 16, "index_topk": 64, "num_experts_per_tok": 2, "topk_group": 2, "vocab_size": 1024,
-    "max_position_embeddings": 4096, "rope_scaling": None,
+    "q_lora_rank": 128, "qk_nope_head_dim": 32, "v_head_dim": 32, "index_n_heads": 4, "index_topk": 64, "num_experts_per_tok": 2,
+    "topk_group": 2, "vocab_size": 1024, "num_hidden_layers": 2,
 }  # fmt: skip
 _EXPERTS, _SMALL_EXPERTS = 256, 32
 
