@@ -13,12 +13,12 @@ import pytest
 from rorqual.launch.bench.multi_gpu.command import run
 from rorqual.launch.bench.multi_gpu.fit import fitting_layers, requests_in_time
 from rorqual.launch.bench.multi_gpu.layouts import layouts, title
-from rorqual.launch.bench.multi_gpu.parts import Outcome, Part, command, read_rows, run_part, write_rows
 from rorqual.launch.bench.multi_gpu.parity import fitting
+from rorqual.launch.bench.multi_gpu.parts import Outcome, Part, command, read_rows, run_part, write_rows
 from rorqual.launch.bench.multi_gpu.pool import fitting_gib
 from rorqual.launch.bench.multi_gpu.program import GROUPS, LARGE, program
-from rorqual.launch.bench.multi_gpu.record import _scaling
 from rorqual.launch.bench.multi_gpu.reason import reason_of
+from rorqual.launch.bench.multi_gpu.record import _scaling, with_peers
 from rorqual.launch.bench.multi_gpu.shapes import BASE, experts_of
 from rorqual.launch.bench.multi_gpu.slice import in_order, make_prompts
 from rorqual.launch.bench.results import Row
@@ -106,7 +106,7 @@ def test_the_pool_takes_what_shared_memory_has():
     ("printed", "says"),
     [
         (b"x\n[rank1]: torch.OutOfMemoryError: CUDA out of memory\nRuntimeError: later\n", "torch.OutOfMemoryError: CUDA out of memory"),
-        (b"  exitcode  : -15 (pid: 3)\n  exitcode  : -9 (pid: 4)\nValueError: torn\n", "SIGKILL (did the host run out of memory?); ValueError"),
+        (b" exitcode : -15 (pid: 3)\n exitcode : -9 (pid: 4)\nValueError: torn\n", "SIGKILL (did the host run out of memory?); ValueError"),
         (b"  traffic    0.1 s  FAILED: CheckFailed: no (x.py:3)\n", "CheckFailed: no"),
         (b"rorqual: error: --slots 3\nChildFailedError: x\n", "rorqual: error: --slots 3"),
         (b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\xff\xfe\x00" * 9, ""),
@@ -164,6 +164,15 @@ def test_scaling_is_over_as_many_gpus_alone():
 
     found = _scaling([outcome("one GPU with its share of the experts", 100.0), outcome("experts over all GPUs", 180.0)], 2)
     assert [r.value for r in found] == [0.9] and _scaling([outcome("experts over all GPUs", 180.0)], 2) == []
+
+
+def test_exchanges_of_different_parts_are_each_others_peers():
+    def made(backend: str, value: float, tokens: int = 1) -> Row:
+        params = {"backend": backend, "tokens": tokens, "timed": backend}
+        return Row(name="dispatch", params=params, value=value, unit="us", better="lower")
+
+    rows = with_peers([made("symm", 1.0), made("torch_static", 2.0), made("symm", 3.0, tokens=2), row(4.0)])
+    assert [r.peers for r in rows] == [{"torch_static": 2.0}, {"symm": 1.0}, {}, {}] and [r.value for r in rows] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_skewed_prompts_share_no_prefix_and_use_few_ids():

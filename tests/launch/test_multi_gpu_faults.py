@@ -1,4 +1,4 @@
-"""The run on several GPUs when parts go wrong: the others run, everything that was measured and every reason is on file, nothing is left."""
+"""The run on several GPUs when parts go wrong: the others run, what was measured and why something was not is on file, nothing is left."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _exchange(ranks: int, device: str) -> list[Part]:
     checks = [part(f"conformance of {n}", n, "--check", "--brief", limit_s=75.0, left_out=missing.get(n, ""))
               for n in (*usual, *(n for n in alone if n in _OPTIONAL))]  # fmt: skip
     table = ("--slots", str(slots), *size, "--output-json", "{out}")
-    tables = [part(f"dispatch and combine of {' and '.join(usual)}", ",".join(usual), *table, limit_s=100.0)]
+    tables = [part(f"dispatch and combine of {' and '.join(usual)}", ",".join(usual), "--skip-unusable", *table, limit_s=100.0)]
     # A transport that breaks takes its process along, so those that need not work have their own.
     tables += [part(f"dispatch and combine of {n}", n, *table, limit_s=60.0, left_out=missing.get(n, "")) for n in alone]
     return [*checks, *tables]
@@ -93,7 +93,7 @@ def _slice(ranks: int, device: str) -> list[Part]:
         part("one GPU with its share of the experts", 1, experts // ranks),
         part("experts over all GPUs", ranks, experts, "--skewed"),
         part("experts over all GPUs, two batches", ranks, experts, **halves),
-        part("experts over all GPUs, balanced", ranks, experts, "--skewed", "--settle", "3", **balance),
+        part("experts over all GPUs, balanced", ranks, experts, "--skewed", "--settle", "1" if small else "3", **balance),
     ]
 
 

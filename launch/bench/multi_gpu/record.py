@@ -9,6 +9,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...doctor import versions
@@ -63,7 +64,28 @@ class Record:
         """Parts and how they ended, those that are still to come among them; then their figures."""
         begun = [_part_row(o.part, o.seconds, o.note) for o in self.outcomes]
         waiting = [_part_row(part, 0.0, "not begun: the run ended before it") for part in self._parts[len(self.outcomes) :]]
-        return [*begun, *waiting, *_scaling(self.outcomes, self._ranks), *(r for o in self.outcomes for r in o.rows)]
+        return [*begun, *waiting, *_scaling(self.outcomes, self._ranks), *with_peers([r for o in self.outcomes for r in o.rows])]
+
+
+#: settings of an exchange's row that say how a backend does it, not what
+_HOW = ("backend", "timed", "link_bytes", "results", "counted", "torch_timed")
+
+
+def with_peers(rows: Sequence[Row]) -> list[Row]:
+    """``rows`` of exchanges with the same figure of the backends that other parts measured."""
+
+    def key(row: Row) -> str:
+        return json.dumps([row.name, {k: v for k, v in row.params.items() if k not in _HOW}], sort_keys=True)
+
+    others: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if "backend" in row.params:
+            others.setdefault(key(row), {})[row.params["backend"]] = row.value
+    return [
+        replace(row, peers={**row.peers, **{n: v for n, v in others[key(row)].items() if n != row.params["backend"]}})
+        if "backend" in row.params else row
+        for row in rows
+    ]  # fmt: skip
 
 
 def _part_row(part: Part, seconds: float, note: str) -> Row:
