@@ -6,12 +6,15 @@ import io
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rorqual.launch.bench.multi_gpu.command import run
 from rorqual.launch.bench.multi_gpu.fit import fitting_layers, requests_in_time
+from rorqual.launch.bench.multi_gpu.full import main
 from rorqual.launch.bench.multi_gpu.layouts import layouts, title
 from rorqual.launch.bench.multi_gpu.parity import fitting
 from rorqual.launch.bench.multi_gpu.parts import Outcome, Part, command, read_rows, run_part, write_rows
@@ -88,6 +91,21 @@ def test_full_size_fits_eight_gpus_whole_and_fewer_in_part():
     assert found[8] == 61 and 8 < found[2] < found[4] < 61
     with pytest.raises(ValueError, match="not even 4 layers fit on 2 GPUs"):
         fitting_layers(BASE, 61, ranks=2, gpu_bytes=8 << 30, **given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="small, on the CPU")
+@pytest.mark.parametrize(("seconds", "left_out"), [(0.0, [64, 128]), (600.0, [])])
+def test_full_size_names_contexts_that_no_time_is_left_for(tmp_path, monkeypatch, seconds, left_out):
+    (found,) = program(2, device="cpu", only=("full",), right=Path("x"))[:1]
+    words = command(replace(found, ranks=1), tmp_path / "rows.json", seconds)[3:]
+    words = [{"[[128, 2], [256, 1]]": "[[64, 1], [128, 1]]"}.get(word, word) for word in words]
+    words[words.index("--ranks") + 1] = "1"
+    monkeypatch.setattr("sys.argv", ["full", *words])
+    main()
+    rows = read_rows(tmp_path / "rows.json")
+    assert [r.params["context"] for r in rows if r.name.startswith("not run")] == left_out
+    assert [r.params["context"] for r in rows if r.name == "decode"] == [n for n in (64, 128) if n not in left_out]
+    assert rows[0].params["layers"] == 2 and rows[0].params["of_it_s"]["weights"] > 0
 
 
 def test_work_that_no_time_is_left_for_shrinks():

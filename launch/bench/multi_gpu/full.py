@@ -137,7 +137,7 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": max(n for _, n in most),
         "max_model_len": max(length for length, _ in most), "max_total_tokens": tokens, "cuda_graph_bs": sorted({n for _, n in most}),
-        DP: args.ranks, **args.engine,
+        "dist_timeout": 150.0, DP: args.ranks, **args.engine,
     }  # fmt: skip
 
 

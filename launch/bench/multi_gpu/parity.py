@@ -30,7 +30,7 @@ def tokens(device: str, layout: dict[str, int], **more: Any) -> tuple[list[list[
 
     settings: dict[str, Any] = {
         "device": device, "dtype": "float32", "skip_tokenizer_init": True, "disable_log_stats": True, "max_num_seqs": 16,
-        "max_model_len": 512, "max_total_tokens": 16384, **layout, **more,
+        "max_model_len": 512, "max_total_tokens": 16384, "dist_timeout": 60.0, **layout, **more,
     }  # fmt: skip
     if device == "cuda":
         settings["cuda_graph_bs"] = (4, 16)

@@ -82,7 +82,7 @@ def main() -> None:
     from ....engine.llm import LLM
 
     settings = {"load_format": "dummy", "skip_tokenizer_init": True, "disable_log_stats": True, "max_num_seqs": args.requests,
-                "max_model_len": args.input_len + args.output_len, DP: args.ranks, **args.engine}  # fmt: skip
+                "max_model_len": args.input_len + args.output_len, "dist_timeout": 90.0, DP: args.ranks, **args.engine}  # fmt: skip
     with changed(args.model, **args.shape) as model, LLM(model, **settings) as llm:
         keep_rows(rows_of(llm, args), args.out, f"{args.name}: ")
 
