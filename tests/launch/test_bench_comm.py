@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import rorqual.launch.bench.comm.measure as measuring
 from rorqual.launch.bench.comm import conformance
 from rorqual.launch.bench.comm.cases import Inputs, Traffic, cases
 from rorqual.launch.bench.comm.checks import CheckFailed
@@ -88,6 +89,64 @@ def test_trips_take_other_tokens_in_turn():
     assert torch.equal(seen[0], seen[4]) and not any(torch.equal(seen[0], other) for other in seen[1:4])
     for dispatcher in dispatchers:
         dispatcher.close()
+
+
+class MadeUpEvent:
+    """Stands for a CUDA event; what it is recorded at is a number of calls."""
+
+    clock = 0
+
+    def record(self) -> None:
+        MadeUpEvent.clock += 1
+        self.at = MadeUpEvent.clock
+
+    def elapsed_time(self, end: MadeUpEvent) -> float:
+        return (end.at - self.at) / 1000
+
+
+class MadeUpGraph:
+    """Stands for a captured graph: a replay records the events of the capture once more."""
+
+    def __init__(self, made: list[MadeUpEvent]) -> None:
+        self.made, self.replays = made, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for event in self.made:
+            event.record()
+
+
+@on_cpu
+@pytest.mark.parametrize("way", ["_replayed", "_eager"])
+def test_what_is_timed_follows_a_trip_that_is_not(monkeypatch, way):
+    events, graphs, runs = [], [], []
+
+    def event(**more):
+        events.append(MadeUpEvent())
+        return events[-1]
+
+    def capture(crew, work):
+        before, ran = len(events), len(runs)
+        work()
+        assert len(runs) - ran == 1 + measuring._GRAPH_TRIPS and runs[ran] == 0, "the first one has no event"
+        graphs.append(MadeUpGraph(events[before:]))
+        return graphs[-1]
+
+    crew = Crew(size=2, mine=(0, 1), device=torch.device("cpu"), grid=None)
+    (case,) = cases(**GIVEN)
+    trips = Trips(crew, case, crew.dispatchers("virtual", case.spec(2)))
+    run = trips.run
+    monkeypatch.setattr(trips, "run", lambda mark=None: (runs.append(5 if mark else 0), run(mark))[1])
+    monkeypatch.setattr(measuring, "_event", event)
+    monkeypatch.setattr(measuring, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
+    lines, whole = getattr(measuring, way)(crew, trips, 3)
+    assert {len(line) for line in lines} == {4} and {value for line in lines for value in line} == {1.0}
+    each = measuring._GRAPH_TRIPS if way == "_replayed" else measuring._EAGER_TRIPS
+    assert len(lines) == 3 * each and whole == [1.0 / each] * 3, "events next to each other, over the trips between them"
+    assert [g.replays for g in graphs] == ([4, 4] if way == "_replayed" else []), "the first replay does not count"
+    if way == "_eager":
+        assert runs[:6] == [0, 5, 5, 5, 5, 0], "every block begins with one that is not timed"
 
 
 @on_cpu

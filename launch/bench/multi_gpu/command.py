@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import shlex
 import signal
 import tempfile
 import time
@@ -18,7 +19,7 @@ from ...flags import Parser
 from ...generate import check_writable
 from ..kv.tables import add_output_flags, check_outputs, show
 from ..results import today
-from .parts import ENDING_S, Outcome, Part, read_rows, run_part
+from .parts import ENDING_S, Outcome, Part, command, read_rows, run_part
 from .program import GROUPS, LARGE, program
 from .record import Record
 
@@ -89,7 +90,9 @@ def _tell(outcome: Outcome) -> None:
 def chosen(args: argparse.Namespace, ranks: int, folder: Path) -> list[Part]:
     """The parts that were asked for. ValueError: an unknown name, or none that fits."""
     parts = program(ranks, device=args.device, only=_groups(args.only), right=folder / "right.json")
-    found = [p for p in parts if any(fnmatch.fnmatch(p.name, text) for text in args.match.split(";"))]
+    fits = [p for p in parts if any(fnmatch.fnmatch(p.name, text) for text in args.match.split(";"))]
+    needed = {p.module for p in fits if p.module.endswith(".parity")}  # what layouts are compared with comes from the part of one rank
+    found = [p for p in parts if p in fits or (p.module in needed and p.ranks == 1)]
     if not found:
         raise ValueError(f"--match {args.match!r} fits none of the parts {'; '.join(p.name for p in parts)}")
     return found
@@ -121,7 +124,7 @@ def _signals_end_it() -> Iterator[None]:
 
 
 def _shown(part: Part) -> str:
-    return " ".join((part.module, *part.words))
+    return shlex.join(("python", *command(part, Path("{out}"), part.limit_s)[1:]))
 
 
 def _device(args: argparse.Namespace, ranks: int) -> str:

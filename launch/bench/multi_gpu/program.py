@@ -43,7 +43,7 @@ def program(ranks: int, *, device: str, only: tuple[str, ...], right: Path) -> l
 def _parity(ranks: int, device: str, right: Path) -> list[Part]:
     """A part for each number of stages, so that a layout that fails costs few others."""
     module, words = f"{_HERE}.parity", ("--device", device, "--right", str(right))
-    found = [Part(name="tokens of one rank", module=module, words=words, ranks=1, limit_s=90.0)]
+    found = [Part(name="tokens of one rank", module=module, words=words, ranks=1, limit_s=120.0)]
     stages = sorted({layout[PP] for layout in fitting(ranks)})
     for pp in stages:
         name, more = f"tokens of every layout, pp {pp}", ("--ranks", str(ranks), "--stages", str(pp), "--out", "{out}")
