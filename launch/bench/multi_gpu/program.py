@@ -70,7 +70,7 @@ def _exchange(ranks: int, device: str) -> list[Part]:
     table = ("--slots", str(slots), *size, "--output-json", "{out}")
     tables = [part(f"dispatch and combine of {' and '.join(usual)}", ",".join(usual), "--skip-unusable", *table, limit_s=100.0)]
     # A transport that breaks takes its process along, so those that need not work have their own.
-    tables += [part(f"dispatch and combine of {n}", n, *table, limit_s=60.0, left_out=missing.get(n, "")) for n in alone]
+    tables += [part(f"dispatch and combine of {n}", n, *table, limit_s=90.0, left_out=missing.get(n, "")) for n in alone]
     return [*checks, *tables]
 
 
