@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 _SKIP, _STEPS = 8, 16
 
 
-def profile_decode(llm: LLM, prompts: Sequence[Sequence[int]]) -> StepProfile | None:
+def profile_decode(llm: LLM, prompts: Sequence[Sequence[int]], *, cached: bool = False) -> StepProfile | None:
     """Run ``prompts`` once more and trace decode steps in which all of them take part. Collective; rank 0 gets the profile.
 
-    None on the CPU, elsewhere than on rank 0, and where the profiler sees nothing of the device.
+    ``cached``: the prompts are in the prefix cache already, and shall be found there. None on the CPU, elsewhere than on rank 0, and
+    where the profiler sees nothing of the device.
     """
     engine = llm.engine
     if engine.grid.device.type != "cuda":
@@ -28,7 +29,7 @@ def profile_decode(llm: LLM, prompts: Sequence[Sequence[int]]) -> StepProfile | 
     runner = engine.runner
     prompts = prompts[: engine.config.max_num_seqs * engine.grid.spec.dp]
     # The first prompts decode while the last ones are still being prefilled, and must not end before those have begun.
-    prefills = sum(map(len, prompts)) // engine.config.max_num_batched_tokens + 2
+    prefills = (0 if cached else sum(map(len, prompts)) // engine.config.max_num_batched_tokens) + 2
     room = engine.max_model_len - max(map(len, prompts))
     params = SamplingParams(temperature=0.0, max_tokens=max(1, min(room, prefills + _SKIP + _STEPS + 8)), ignore_eos=True)
     graphs = runner.graphs
@@ -36,7 +37,8 @@ def profile_decode(llm: LLM, prompts: Sequence[Sequence[int]]) -> StepProfile | 
         engine.stage.model, runner.streams, None if graphs is None else graphs.rehearse, skip=_SKIP, steps=_STEPS, wait=len(prompts)
     )
     try:
-        llm.reset_prefix_cache()
+        if not cached:
+            llm.reset_prefix_cache()
         llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
         found = runner.trace.result()
     finally:

@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+import rorqual.launch.bench.comm.measure as measuring
 from rorqual.launch.bench.comm import conformance
 from rorqual.launch.bench.comm.cases import Inputs, Traffic, cases
 from rorqual.launch.bench.comm.checks import CheckFailed
 from rorqual.launch.bench.comm.command import numbers
 from rorqual.launch.bench.comm.crew import Crew
-from rorqual.launch.bench.comm.measure import measure, without_events
+from rorqual.launch.bench.comm.measure import Trips, figures, measure, without_events
 from rorqual.launch.bench.comm.step_model import Cluster, Link, Load, distinct, exchange, fit, project
 from rorqual.launch.bench.comm.tables import rows_of
 from rorqual.launch.bench.results import Row
@@ -57,6 +58,8 @@ def test_traffic_is_what_the_dispatcher_counts(payload):
     back = [Inputs.make(spec, r, 6, crew.device).ids for r in range(3)]  # rank 0 also sends results to the others
     results = [sum(1 for ids in back[r].tolist() if any(0 <= i < 4 for i in ids)) * 128 * (r != 0) for r in range(3)]
     assert timing.counted == tuple(a + b for a, b in zip(timing.traffic.per_rank, results, strict=True))
+    assert timing.link_bytes == (timing.traffic.dispatch, sum(results)), "bytes that leave this rank, half by half"
+    assert (timing.timed, timing.fetched) == ("clock", False)
     assert timing.trip > 0 and min(timing.halves) >= 0 and max(timing.halves) > 0 and not timing.graph
 
 
@@ -64,6 +67,103 @@ def test_what_events_add_is_taken_off():
     assert without_events([10.0, 4.0, 6.0, 8.0], 20.0) == [8.0, 2.0, 4.0, 6.0]
     assert without_events([10.0, 1.0, 6.0, 11.0], 20.0) == [8.0, 0.0, 4.0, 9.0]
     assert without_events([1.0, 2.0, 3.0, 4.0], 11.0) == [1.0, 2.0, 3.0, 4.0], "nothing is added"
+
+
+def test_a_pair_of_halves_is_timed_on_one_rank():
+    lines = [[4.0, 6.0, 3.0, 7.0], [6.0, 4.0, 5.0, 5.0], [5.0, 5.0, 4.0, 6.0]]
+    assert figures(lines, [20.0, 20.0, 21.0]) == [5.0, 5.0, 4.0, 6.0, 10.0, 10.0, 20.0], "without what events take"
+    *halves, dispatch, combine, trip = figures(lines, [16.0])
+    assert halves == [4.0, 4.0, 3.0, 5.0] and (dispatch, combine, trip) == (8.0, 8.0, 16.0), "an event for each half, two for a pair"
+
+
+@on_cpu
+def test_trips_take_other_tokens_in_turn():
+    crew = Crew(size=2, mine=(0, 1), device=torch.device("cpu"), grid=None)
+    (case,) = cases(**GIVEN)
+    dispatchers = crew.dispatchers("virtual", case.spec(2))
+    trips, seen = Trips(crew, case, dispatchers), []
+    send = dispatchers[0].dispatch_send
+    dispatchers[0].dispatch_send = lambda x, ids, weights: (seen.append(ids.clone()), send(x, ids, weights))[1]
+    for _ in range(5):
+        trips.run()
+    assert torch.equal(seen[0], seen[4]) and not any(torch.equal(seen[0], other) for other in seen[1:4])
+    for dispatcher in dispatchers:
+        dispatcher.close()
+
+
+class MadeUpEvent:
+    """Stands for a CUDA event; what it is recorded at is a number of calls."""
+
+    clock = 0
+
+    def record(self) -> None:
+        MadeUpEvent.clock += 1
+        self.at = MadeUpEvent.clock
+
+    def elapsed_time(self, end: MadeUpEvent) -> float:
+        return (end.at - self.at) / 1000
+
+
+class MadeUpGraph:
+    """Stands for a captured graph: a replay records the events of the capture once more."""
+
+    def __init__(self, made: list[MadeUpEvent]) -> None:
+        self.made, self.replays = made, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for event in self.made:
+            event.record()
+
+
+@on_cpu
+@pytest.mark.parametrize("way", ["_replayed", "_eager"])
+def test_what_is_timed_follows_a_trip_that_is_not(monkeypatch, way):
+    events, graphs, runs = [], [], []
+
+    def event(**more):
+        events.append(MadeUpEvent())
+        return events[-1]
+
+    def capture(crew, work):
+        before, ran = len(events), len(runs)
+        work()
+        assert len(runs) - ran == 1 + measuring._GRAPH_TRIPS and runs[ran] == 0, "the first one has no event"
+        graphs.append(MadeUpGraph(events[before:]))
+        return graphs[-1]
+
+    crew = Crew(size=2, mine=(0, 1), device=torch.device("cpu"), grid=None)
+    (case,) = cases(**GIVEN)
+    trips = Trips(crew, case, crew.dispatchers("virtual", case.spec(2)))
+    run = trips.run
+    monkeypatch.setattr(trips, "run", lambda mark=None: (runs.append(5 if mark else 0), run(mark))[1])
+    monkeypatch.setattr(measuring, "_event", event)
+    monkeypatch.setattr(measuring, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
+    lines, whole = getattr(measuring, way)(crew, trips, 3)
+    assert {len(line) for line in lines} == {4} and {value for line in lines for value in line} == {1.0}
+    each = measuring._GRAPH_TRIPS if way == "_replayed" else measuring._EAGER_TRIPS
+    assert len(lines) == 3 * each and whole == [1.0 / each] * 3, "events next to each other, over the trips between them"
+    assert [g.replays for g in graphs] == ([4, 4] if way == "_replayed" else []), "the first replay does not count"
+    if way == "_eager":
+        assert runs[:6] == [0, 5, 5, 5, 5, 0], "every block begins with one that is not timed"
+
+
+@on_cpu
+def test_a_table_that_breaks_leaves_the_cases_before(tmp_path, monkeypatch):
+    import rorqual.launch.bench.comm.command as command
+
+    def breaks(crew, case, *, repeat):
+        if case.tokens == 5:
+            raise RuntimeError("torn")
+        return measure(crew, case, repeat=repeat)
+
+    monkeypatch.setattr(command, "measure", breaks)
+    flags = ["--tokens", "2,5", "--hidden", "64", "--slots", "8", "--top-k", "2", "--payload", "native", "--repeat", "1"]
+    with pytest.raises(RuntimeError, match="torn"):
+        main(["bench", "comm", *flags, "--output-json", str(tmp_path / "out.json")])
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert {r["params"]["tokens"] for r in rows} == {2} and all(r["params"]["timed"] == "clock" for r in rows)
 
 
 def test_traffic_by_hand():

@@ -44,9 +44,9 @@ class Inputs:
     weights: torch.Tensor  # float32 [T, k]
 
     @classmethod
-    def make(cls, spec: EPSpec, rank: int, tokens: int, device: torch.device) -> Inputs:
-        """Any rank can make those of any other."""
-        gen = torch.Generator().manual_seed(rank)
+    def make(cls, spec: EPSpec, rank: int, tokens: int, device: torch.device, turn: int = 0) -> Inputs:
+        """Any rank can make those of any other; every ``turn`` has its own."""
+        gen = torch.Generator().manual_seed(rank + 10_007 * turn)
         x = torch.randn(tokens, spec.hidden, generator=gen).to(token_dtype(spec))
         ids = torch.rand(tokens, spec.n_slots, generator=gen).argsort(dim=1)[:, : spec.top_k].int()
         weights = torch.rand(tokens, spec.top_k, generator=gen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ def add_parser(parser: Parser) -> None:
     what.add_argument("--step-model", action="store_true", help="Project a step onto clusters instead; needs no device.")
     table = parser.add_argument_group("cases")
     table.add_argument("--backend", default="", metavar="NAME,..", help="Backends; all that work here by default.")
+    table.add_argument("--skip-unusable", action="store_true", help="Name backends of --backend that cannot work here, and go on.")
     table.add_argument("--virtual-ranks", type=int, default=2, metavar="N", help="Ranks in this process where there is no torchrun.")
     table.add_argument("--tokens", default="1,32,128,512,2048,4096", metavar="N,..", help="Tokens of a rank.")
     table.add_argument("--hidden", default="7168", metavar="N,..", help="Values of a token.")
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     crew = Crew.gather(args.virtual_ranks)
     try:
-        backends = crew.backends([name for name in args.backend.split(",") if name])
+        backends = crew.backends([name for name in args.backend.split(",") if name], skip=args.skip_unusable)
         if args.check:
             return check_all(crew, backends, brief=args.brief)
         sms = numbers(args.sms, "--sms") if args.sms else []
@@ -85,7 +87,15 @@ def _tables(crew: Crew, table: list[Case], against: list[Case], args: argparse.N
     if crew.speaks:
         where = f"{crew.gpus} GPU(s)" if crew.gpus else "the CPU"
         print(f"{crew.size} {'virtual ' if crew.grid is None else ''}ranks on {where} ({device}), {crew.nodes} node(s)")
-    found, by_sms = _measure(crew, table, args.repeat), _measure(crew, against, args.repeat)
+    name = f"{crew.gpus or crew.size} x {device}"
+
+    def keep(done: list[tuple[Case, Timing]]) -> None:
+        """What there is so far: whatever ends the table leaves it."""
+        if crew.speaks and args.output_json:
+            write("comm", name, rows_of(crew, done), argparse.Namespace(output_json=args.output_json, results_dir=None))
+
+    found = _measure(crew, table, args.repeat, keep)
+    by_sms = _measure(crew, against, args.repeat, lambda done: keep(found + done))
     if not found + by_sms:
         return 1  # each case said why it was left out
     if not crew.speaks:
@@ -98,15 +108,18 @@ def _tables(crew: Crew, table: list[Case], against: list[Case], args: argparse.N
     if by_sms:
         print()
         print_sms(by_sms)
-    write("comm", f"{crew.gpus or crew.size} x {device}", rows_of(crew, found + by_sms), args)
+    write("comm", name, rows_of(crew, found + by_sms), args)
     return 0
 
 
-def _measure(crew: Crew, table: list[Case], repeat: int) -> list[tuple[Case, Timing]]:
-    found = []
+def _measure(
+    crew: Crew, table: list[Case], repeat: int, keep: Callable[[list[tuple[Case, Timing]]], None]
+) -> list[tuple[Case, Timing]]:
+    found: list[tuple[Case, Timing]] = []
     for case in table:
         try:
             found.append((case, measure(crew, case, repeat=repeat)))
+            keep(found)
         except ValueError as error:  # a case that a backend cannot have is the same on all ranks
             if crew.speaks:
                 print(f"{case.backend}, {case.tokens} tokens, {case.payload}: left out: {error}")

@@ -57,8 +57,8 @@ class Crew:
             return 0
         return 1 if self.grid is None else min(torch.cuda.device_count(), self.size)
 
-    def backends(self, asked: Sequence[str]) -> list[str]:
-        """``asked``, or all that work here. ValueError for one that cannot."""
+    def backends(self, asked: Sequence[str], *, skip: bool = False) -> list[str]:
+        """``asked``, or all that work here. ValueError for one that cannot; with ``skip`` as long as none of them can."""
         if self.grid is None:
             if any(name != VIRTUAL for name in asked):
                 raise ValueError(f"one process has virtual ranks only, --backend {','.join(asked)} needs torchrun --nproc-per-node N")
@@ -67,9 +67,16 @@ class Crew:
         for name in asked:
             if name not in reasons:
                 raise ValueError(f"unknown backend {name!r} in --backend; known: {', '.join(reasons)}")
-            if not reasons[name][0]:
+            if not reasons[name][0] and skip and any(reasons.get(other, (False,))[0] for other in asked):
+                self._say(f"{name}: left out: {reasons[name][1]}")
+            elif not reasons[name][0]:
                 raise ValueError(f"--backend {name} cannot be used here: {reasons[name][1]}")
-        return list(asked) or [name for name, (usable, _) in reasons.items() if usable and (name != "shm" or self.device.type == "cpu")]
+        usable = [name for name in asked if reasons[name][0]]
+        return usable or [name for name, (usable, _) in reasons.items() if usable and (name != "shm" or self.device.type == "cpu")]
+
+    def _say(self, text: str) -> None:
+        if self.speaks:
+            print(text, flush=True)
 
     def dispatchers(self, backend: str, spec: EPSpec) -> list[Dispatcher]:
         """Collective: one for every rank of ``mine``."""

@@ -16,11 +16,13 @@ Measured = tuple[Case, Timing]
 #: (tokens, dispatch us, combine us, GB/s of each) that two GPUs over NVLink must reach with FP8 rows of 7168 values and 8 of 256 experts
 _TARGETS = {128: (15.0, 20.0, None), 4096: (None, None, 300.0)}
 _ONE_GPU_US = 40.0  # of each, two processes on one GPU
+_MANY = 1024  # tokens from which bandwidth is what counts
+_COUNTED = "bytes that rank 0 sends to other GPUs, over the slowest rank's time"
 _TIMES_TORCH = 3.0  # faster than torch at 128 tokens
 
 
 def _gb_per_s(n_bytes: int, us: float) -> float:
-    return n_bytes / us / 1e3
+    return n_bytes / us / 1e3 if us else 0.0
 
 
 def print_table(crew: Crew, found: Sequence[Measured]) -> None:
@@ -39,20 +41,22 @@ def print_table(crew: Crew, found: Sequence[Measured]) -> None:
         "GB/s",
         "of all",
         "trip us",
+        "timed by",
     ]
     lines = []
     for case, t in found:
         lines.append(
             [
                 case.backend, case.tokens, case.hidden, case.top_k, case.payload, case.max_sms,
-                t.dispatch, _gb_per_s(t.traffic.dispatch, t.dispatch), _gb_per_s(t.traffic.everything, t.dispatch),
-                t.combine, _gb_per_s(t.traffic.combine, t.combine), _gb_per_s(t.traffic.results, t.combine), t.trip,
+                t.dispatch, _gb_per_s(t.link_bytes[0], t.dispatch), _gb_per_s(t.traffic.everything, t.dispatch),
+                t.combine, _gb_per_s(t.link_bytes[1], t.combine), _gb_per_s(t.traffic.results, t.combine), t.trip, t.timed,
             ]
         )  # fmt: skip
     print(table(head, lines))
     print(
-        'GB/s: bytes between ranks over the time of both halves. "of all": with rows that stay, as other tables count. Times: medians of\n'
-        "the slowest rank. The trip is measured without events inside; what they add to the halves is shared out and taken off."
+        'GB/s: bytes that rank 0 sends to other ranks over the time of both halves. "of all": with rows that stay, as other tables count.\n'
+        "Times: medians of the slowest rank, behind a trip that brings ranks together; eager ones hold the host's launches. The trip is\n"
+        "measured without events inside; what they add to the halves is shared out and taken off."
     )
     if crew.device.type != "cuda":
         print("Ranks on the CPU: these are times of the PyTorch twins, which say nothing about GPUs.")
@@ -75,8 +79,8 @@ def print_traffic(found: Sequence[Measured]) -> None:
 
 def print_sms(found: Sequence[Measured]) -> None:
     """Time against multiprocessors."""
-    lines = [[c.backend, c.tokens, c.max_sms, t.dispatch, _gb_per_s(t.traffic.dispatch, t.dispatch), t.combine,
-              _gb_per_s(t.traffic.combine, t.combine)] for c, t in found]  # fmt: skip
+    lines = [[c.backend, c.tokens, c.max_sms, t.dispatch, _gb_per_s(t.link_bytes[0], t.dispatch), t.combine,
+              _gb_per_s(t.link_bytes[1], t.combine)] for c, t in found]  # fmt: skip
     print(table(["backend", "tokens", "SMs at most", "dispatch us", "GB/s", "combine us", "GB/s"], lines))
 
 
@@ -88,25 +92,22 @@ def rows_of(crew: Crew, found: Sequence[Measured]) -> list[Row]:
         others.setdefault(_key(case), {})[case.backend] = timing
     for case, timing in found:
         peers = {name: t for name, t in others[_key(case)].items() if name != case.backend}
-        params = _params(crew, case)
-        for name, n_bytes, target in (
-            ("dispatch", timing.traffic.dispatch, _target(crew, case, 0)),
-            ("combine", timing.traffic.combine, _target(crew, case, 1)),
-        ):
-            us = getattr(timing, name)
+        params = _params(crew, case) | {"timed": timing.timed}
+        for which, (name, n_bytes) in enumerate(zip(("dispatch", "combine"), timing.link_bytes, strict=True)):
+            us, target = getattr(timing, name), _target(crew, case, which)
             times = {other: getattr(t, name) for other, t in peers.items()}
-            rows.append(
-                Row(name=name, params={**params, "link_bytes": n_bytes}, value=us, unit="us", better="lower", peers=times, target=target)
-            )
-            rate = _target(crew, case, 2)
-            if rate is not None:
-                value = _gb_per_s(n_bytes, us)
-                rows.append(Row(name=f"{name}, bandwidth", params=params, value=value, unit="GB/s", better="higher", target=rate))
+            told = params | {"link_bytes": n_bytes} | ({"results": "fetched" if timing.fetched else "sent"} if which else {})
+            rows.append(Row(name=name, params=told, value=us, unit="us", better="lower", peers=times, target=target))
+            if case.tokens >= _MANY and us:
+                rows.append(
+                    Row(name=f"{name}, bandwidth", params=told | {"counted": _COUNTED}, value=_gb_per_s(n_bytes, us), unit="GB/s",
+                        better="higher", target=_target(crew, case, 2))
+                )  # fmt: skip
         trips = {other: t.trip for other, t in peers.items()}
         rows.append(Row(name="dispatch and combine", params=params, value=timing.trip, unit="us", better="lower", peers=trips))
         if "torch" in peers and case.backend == "symm" and case.tokens == 128 and crew.gpus >= crew.size:
-            times_faster = peers["torch"].trip / timing.trip
-            rows.append(Row(name="torch over symm", params=params, value=times_faster, unit="times", better="higher", target=_TIMES_TORCH))
+            times_faster, told = peers["torch"].trip / timing.trip, params | {"torch_timed": peers["torch"].timed}
+            rows.append(Row(name="torch over symm", params=told, value=times_faster, unit="times", better="higher", target=_TIMES_TORCH))
     return rows
 
 

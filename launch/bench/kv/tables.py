@@ -33,7 +33,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 def write(bench: str, device: str, rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Write what ``args`` asks for."""
-    command = shlex.join(["rorqual", *_without_places(sys.argv[1:])])
+    command = shlex.join(["rorqual", *without_places(sys.argv[1:])])
     results = Results(bench=bench, command=command, date=today(), device=device, versions=versions(), rows=tuple(rows))
     if args.output_json:
         Path(args.output_json).write_text(json.dumps(results.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -41,7 +41,7 @@ def write(bench: str, device: str, rows: Sequence[Row], args: argparse.Namespace
         print(f"wrote {write_results(results, Path(args.results_dir))}")
 
 
-def _without_places(words: Sequence[str]) -> list[str]:
+def without_places(words: Sequence[str]) -> list[str]:
     """A command line without where its figures go."""
     places = ("--output-json", "--results-dir", "--plot", "--save-recorded")
     before = ["", *words][: len(words)]

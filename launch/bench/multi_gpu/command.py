@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import shlex
+import signal
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
 from ...flags import Parser
-from ..kv.tables import add_output_flags, check_outputs, show, write
-from ..results import Row
-from .parts import Outcome, run_part
+from ...generate import check_writable
+from ..kv.tables import add_output_flags, check_outputs, show
+from ..results import today
+from .parts import ENDING_S, Outcome, Part, command, read_rows, run_part
 from .program import GROUPS, LARGE, program
+from .record import Record
+
+_LEAST_S = 5.0  # a part is not begun with less
 
 
 def add_parser(parser: Parser) -> None:
@@ -22,79 +32,111 @@ def add_parser(parser: Parser) -> None:
     parser.add_argument(
         "--only", metavar="NAME,..", default=",".join(GROUPS), help=f"Parts of {', '.join((*GROUPS, *LARGE))}; all but the last by default."
     )
+    parser.add_argument("--match", metavar="TEXT;..", default="*", help="Of these only parts whose name fits, such as 'full*host'.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, over CPU ranks, to see that it works.")
-    parser.add_argument("--budget-seconds", type=float, default=470.0, metavar="S", help="Parts that no time is left for are named.")
-    parser.add_argument("--log", default="multi_gpu.log", metavar="FILE", help="What the parts print.")
+    parser.add_argument("--budget-seconds", type=float, default=570.0, metavar="S", help="All of it ends within that.")
+    parser.add_argument("--list", action="store_true", help="Print the parts, their commands and limits, and run none.")
+    parser.add_argument("--log", default="multi_gpu.log", metavar="FILE", help="What the parts print is added there.")
     add_output_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code is 1 if a part failed or had no time."""
     check_outputs(args)
-    only = tuple(name for name in args.only.split(",") if name)
-    unknown = sorted(set(only) - {*GROUPS, *LARGE})
-    if unknown or not only:
-        raise ValueError(f"--only takes names of {', '.join((*GROUPS, *LARGE))} with commas between, got {args.only!r}")
-    ranks = _ranks(args)
+    check_writable(args.log, "--log")
+    _groups(args.only)
     end = time.monotonic() + args.budget_seconds
-    outcomes = []
-    with tempfile.TemporaryDirectory(prefix="rorqual-multi-gpu-") as folder, open(args.log, "wb") as log:
-        parts = program(ranks, device=args.device, only=only, right=Path(folder) / "right.json")
-        for number, part in enumerate(parts):
-            left = end - time.monotonic()
-            outcome = run_part(part, Path(folder) / f"{number}.json", log, env={}, limit_s=min(part.limit_s, left))
-            outcomes.append(outcome)
-            print(f"{part.name}: {outcome.note} after {outcome.seconds:.0f} s", flush=True)
-            for row in outcome.rows:
-                print("  " + show(row), flush=True)
-    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    write(
-        "multi-gpu",
-        f"{ranks} x {device}",
-        [*_parts_row(outcomes), *_scaling(outcomes, ranks), *(r for o in outcomes for r in o.rows)],
-        args,
-    )
-    return 0 if all(o.code == 0 for o in outcomes) else 1
+    ranks = _ranks(args)
+    with tempfile.TemporaryDirectory(prefix="rorqual-multi-gpu-") as folder:
+        parts = chosen(args, ranks, Path(folder))
+        if args.list:
+            for part in parts:
+                print(f"{part.name} ({part.ranks} rank(s), at most {part.limit_s:.0f} s): {part.left_out or _shown(part)}")
+            return 0
+        record = Record(args, ranks, _device(args, ranks), parts)
+        with open(args.log, "ab") as log, _signals_end_it():
+            log.write(f"\n\n######## bench multi-gpu, {ranks} ranks, {today()}\n".encode())
+            try:
+                _run_all(parts, record, Path(folder), log, end)
+            except KeyboardInterrupt:
+                print("ended by a signal: the parts that are left are not run", flush=True)
+    record.write()
+    print(record.told(), end="")
+    return 0 if len(record.outcomes) == len(parts) and all(o.good for o in record.outcomes) else 1
+
+
+def _run_all(parts: Sequence[Part], record: Record, folder: Path, log: IO[bytes], end: float) -> None:
+    """Every part in turn, as long as there is time to end it too."""
+    for number, part in enumerate(parts):
+        left = end - time.monotonic() - ENDING_S
+        limit = min(part.limit_s, left) if left >= _LEAST_S else 0.0
+        out, start = folder / f"{number}.json", time.monotonic()
+        try:
+            outcome = run_part(part, out, log, env={}, limit_s=limit)
+        except KeyboardInterrupt:
+            seconds, rows = time.monotonic() - start, tuple(read_rows(out))
+            record.add(Outcome(part=part, code=None, seconds=seconds, rows=rows, reason="a signal ended the run"))
+            raise
+        record.add(outcome)
+        _tell(outcome)
+
+
+def _tell(outcome: Outcome) -> None:
+    print(f"{outcome.part.name}: {outcome.note} after {outcome.seconds:.0f} s", flush=True)
+    for row in outcome.rows:
+        print("  " + show(row), flush=True)
+
+
+def chosen(args: argparse.Namespace, ranks: int, folder: Path) -> list[Part]:
+    """The parts that were asked for. ValueError: an unknown name, or none that fits."""
+    parts = program(ranks, device=args.device, only=_groups(args.only), right=folder / "right.json")
+    fits = [p for p in parts if any(fnmatch.fnmatch(p.name, text) for text in args.match.split(";"))]
+    needed = {p.module for p in fits if p.module.endswith(".parity")}  # what layouts are compared with comes from the part of one rank
+    found = [p for p in parts if p in fits or (p.module in needed and p.ranks == 1)]
+    if not found:
+        raise ValueError(f"--match {args.match!r} fits none of the parts {'; '.join(p.name for p in parts)}")
+    return found
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    only = tuple(name for name in text.split(",") if name)
+    if not only or set(only) - {*GROUPS, *LARGE}:
+        raise ValueError(f"--only takes names of {', '.join((*GROUPS, *LARGE))} with commas between, got {text!r}")
+    return only
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does: the part under way with all its processes; what was measured is on file then."""
+    kinds = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+    def stop(number: int, frame: Any) -> None:
+        for kind in kinds:
+            signal.signal(kind, signal.SIG_IGN)  # ending takes seconds, and must not be ended itself
+        raise KeyboardInterrupt
+
+    before = [signal.signal(kind, stop) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def _shown(part: Part) -> str:
+    return shlex.join(("python", *command(part, Path("{out}"), part.limit_s)[1:]))
+
+
+def _device(args: argparse.Namespace, ranks: int) -> str:
+    return f"{ranks} x {torch.cuda.get_device_name() if args.device == 'cuda' else 'cpu'}"
 
 
 def _ranks(args: argparse.Namespace) -> int:
     """How many GPUs take part. ValueError: fewer than two, or more than there are."""
     there = torch.cuda.device_count() if args.device == "cuda" else (args.ranks or 2)
-    ranks = args.ranks or there
+    ranks = there if args.ranks is None else args.ranks
     if ranks < 2 or ranks > there:
         raise ValueError(
             f"bench multi-gpu takes two GPUs or more, asked for {ranks}, found {there}; --device cpu rehearses it on CPU ranks"
         )
     return ranks
-
-
-def _parts_row(outcomes: list[Outcome]) -> list[Row]:
-    """Every part with its seconds, and how it ended."""
-    return [
-        Row(
-            name=f"part: {o.part.name}",
-            params={"ended": o.note, "ranks": o.part.ranks},
-            value=round(o.seconds, 1),
-            unit="s",
-            better="lower",
-        )
-        for o in outcomes
-    ]
-
-
-def _scaling(outcomes: list[Outcome], ranks: int) -> list[Row]:
-    """Throughput of all GPUs over that of so many alone, each with its share of the experts, which has nothing to exchange."""
-    found = {o.part.name: o.rows[0].value for o in outcomes if o.part.module.endswith(".slice") and o.rows}
-    alone, together = found.get("one GPU with its share of the experts"), found.get("experts over all GPUs")
-    if alone is None or together is None:
-        return []
-    params = {"ranks": ranks}
-    return [
-        Row(
-            name="throughput over that of as many GPUs alone",
-            params=params,
-            value=together / (ranks * alone),
-            unit="times",
-            better="higher",
-        )
-    ]

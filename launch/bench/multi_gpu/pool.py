@@ -12,14 +12,16 @@ import torch
 import torch.distributed as dist
 
 from ....attention.kv.host.pool import HostPool
-from ....attention.kv.host.shm import ShmBacking
+from ....attention.kv.host.shm import SHM, ShmBacking
 from ....parallel.backends import kernels_or_twin
+from ....parallel.interface import choose_gloo_interface
 from ..kv.link_rows import Choice, Choices, MemoryRows
 from ..results import Row
 from .parts import write_rows
 
 _PAGE, _PITCH, _ROW = 64, 1024, 656
 _DEVICE_ROWS = 65536
+_LEAST_GIB = 0.5  # of a pool in which fetches miss the caches
 _LAUNCHES = 16  # lists of rows that launches take in turn
 
 
@@ -57,9 +59,25 @@ class Fetcher:
 
 
 def shared_bytes() -> int:
-    """Bytes of memory on this host that belong to files in shared memory."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["Shmem"].split()[0]) << 10
+    """Bytes of memory on this host that belong to files in shared memory; of those in the pool's folder where the kernel does not say."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+    if "Shmem" in fields:
+        return int(fields["Shmem"].split()[0]) << 10
+    stat = os.statvfs(SHM)
+    return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+
+
+def fitting_gib(asked: float, free: int) -> float:
+    """GiB of the pool: what was asked for, or what the folder takes of it, which in a container may be little.
+
+    Raises:
+        ValueError: there is next to nothing.
+    """
+    fits = 0.9 * free / 2**30
+    if fits < min(asked, _LEAST_GIB):
+        room = f"{SHM} has {free / 2**20:.0f} MiB free"
+        raise ValueError(f"{room}, the pool takes {_LEAST_GIB} GiB at least; mount a larger one (docker: --shm-size)")
+    return min(asked, fits)
 
 
 def main() -> None:
@@ -70,15 +88,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    choose_gloo_interface("127.0.0.1", 0, single_host=True)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu") if args.device == "cpu" else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     before = shared_bytes()
     dist.barrier()
-    pages = int(args.pool_gib * 2**30) // (_PAGE * _PITCH)
-    backing = ShmBacking(job=f"multi-gpu-{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}", member=rank, members=world)
+    stat = os.statvfs(SHM)
+    gib = torch.tensor([fitting_gib(args.pool_gib, stat.f_bavail * stat.f_frsize)], dtype=torch.float64)
+    dist.broadcast(gib, 0)  # all map one file
+    pages = int(float(gib) * 2**30) // (_PAGE * _PITCH)
+    job = f"multi-gpu-{os.environ.get('TORCHELASTIC_RUN_ID', '')}-{os.environ['MASTER_PORT']}"
+    backing = ShmBacking(job=job, member=rank, members=world)
     with HostPool(1, pages, _PAGE, _PITCH, backing, device=device) as pool:
         rows = _rows(pool, device, rank, world, args.seconds, before)
         if rank == 0:

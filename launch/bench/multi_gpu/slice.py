@@ -5,34 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ..results import Row
 from .layouts import DP
 from .parts import keep_rows
+from .shapes import changed
 
 #: token ids that skewed prompts are made of: few inputs choose few experts
 _SKEWED_IDS = 4
-
-
-@contextmanager
-def changed(name: str, **values: int | None) -> Iterator[str]:
-    """Folder of a configuration like ``name`` with other values; ``name`` itself where there are none."""
-    given = {key: value for key, value in values.items() if value is not None}
-    if not given:
-        yield name
-        return
-    from ....engine.weights.hub import resolve_model
-
-    config = json.loads((resolve_model(name, None) / "config.json").read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory(prefix="rorqual-slice-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps({**config, **given}), encoding="utf-8")
-        yield folder
 
 
 def make_prompts(count: int, length: int, vocab: int, *, skewed: bool, seed: int) -> list[list[int]]:
@@ -89,7 +72,7 @@ def main() -> None:
     for name, default in (("requests", 128), ("input-len", 256), ("output-len", 64), ("settle", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--model", default="v3.2-slice")
-    parser.add_argument("--experts", type=int, default=None)
+    parser.add_argument("--shape", type=json.loads, default={}, help="Values of the configuration as JSON.")
     parser.add_argument("--skewed", action="store_true")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--name", default="plain")
@@ -99,8 +82,8 @@ def main() -> None:
     from ....engine.llm import LLM
 
     settings = {"load_format": "dummy", "skip_tokenizer_init": True, "disable_log_stats": True, "max_num_seqs": args.requests,
-                "max_model_len": args.input_len + args.output_len, DP: args.ranks, **args.engine}  # fmt: skip
-    with changed(args.model, n_routed_experts=args.experts) as model, LLM(model, **settings) as llm:
+                "max_model_len": args.input_len + args.output_len, "dist_timeout": 90.0, DP: args.ranks, **args.engine}  # fmt: skip
+    with changed(args.model, **args.shape) as model, LLM(model, **settings) as llm:
         keep_rows(rows_of(llm, args), args.out, f"{args.name}: ")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from rorqual.launch import cli
 from rorqual.launch.bench.kv.record import load, record, save
-from rorqual.launch.bench.kv.tables import _without_places
+from rorqual.launch.bench.kv.tables import without_places
 from rorqual.launch.bench.results import read_results
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
@@ -40,7 +40,7 @@ def test_policy_writes_rows(tmp_path, capsys):
 
 def test_a_command_is_noted_without_its_places():
     words = ["bench", "kv", "sac", "--toy", "--output-json", "x.json", "--results-dir=y", "--clients", "4", "--plot", "z.png"]
-    assert _without_places(words) == ["bench", "kv", "sac", "--toy", "--clients", "4"] and _without_places([]) == []
+    assert without_places(words) == ["bench", "kv", "sac", "--toy", "--clients", "4"] and without_places([]) == []
 
 
 def test_rig_at_toy_size(tmp_path):
