@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that only several GPUs can show, in one command: `launch/bench/multi_gpu.sh [--ranks N] [--only parity,exchange,pool,slice,full]`.
-# One JSON in RESULTS (launch/bench/results/ by default) and one log; under ten minutes (--budget-seconds). NVLink multicast stays off.
+# One JSON in RESULTS (launch/bench/results/ by default) and one log; under eight minutes, with `full` under ten (--budget-seconds). NVLink multicast stays off.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1

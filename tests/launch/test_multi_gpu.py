@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rorqual.launch.bench.multi_gpu import parity
-from rorqual.launch.bench.multi_gpu.command import run
+from rorqual.launch.bench.multi_gpu.command import _budget, run
 from rorqual.launch.bench.multi_gpu.fit import fitting_layers, requests_in_time
 from rorqual.launch.bench.multi_gpu.full import main
 from rorqual.launch.bench.multi_gpu.layouts import layouts, title
@@ -234,3 +234,8 @@ def test_mistakes_are_told(words, says):
     _, args = parse("bench multi-gpu", words)
     with pytest.raises(ValueError, match=says):
         run(args)
+
+
+def test_time_that_is_taken_by_default():
+    assert _budget(None, GROUPS) < 8 * 60 and _budget(None, ("parity", *LARGE)) < 10 * 60
+    assert _budget(33.0, LARGE) == 33.0

@@ -24,6 +24,8 @@ from .program import GROUPS, LARGE, program
 from .record import Record
 
 _LEAST_S = 5.0  # a part is not begun with less
+_USUAL_S = 470.0  # for the usual parts
+_WITH_LARGE_S = 570.0
 
 
 def add_parser(parser: Parser) -> None:
@@ -34,7 +36,10 @@ def add_parser(parser: Parser) -> None:
     )
     parser.add_argument("--match", metavar="TEXT;..", default="*", help="Of these only parts whose name fits, such as 'full*host'.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, over CPU ranks, to see that it works.")
-    parser.add_argument("--budget-seconds", type=float, default=570.0, metavar="S", help="All of it ends within that.")
+    parser.add_argument(
+        "--budget-seconds", type=float, metavar="S",
+        help=f"All of it ends within that; by default {_USUAL_S:.0f}, or {_WITH_LARGE_S:.0f} with {' or '.join(LARGE)}.",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="Print the parts, their commands and limits, and run none.")
     parser.add_argument("--log", default="multi_gpu.log", metavar="FILE", help="What the parts print is added there.")
     add_output_flags(parser)
@@ -44,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code is 1 if a part failed or had no time."""
     check_outputs(args)
     check_writable(args.log, "--log")
-    _groups(args.only)
-    end = time.monotonic() + args.budget_seconds
+    end = time.monotonic() + _budget(args.budget_seconds, _groups(args.only))
     ranks = _ranks(args)
     with tempfile.TemporaryDirectory(prefix="rorqual-multi-gpu-") as folder:
         parts = chosen(args, ranks, Path(folder))
@@ -63,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
     record.write()
     print(record.told(), end="")
     return 0 if len(record.outcomes) == len(parts) and all(o.good for o in record.outcomes) else 1
+
+
+def _budget(given: float | None, groups: Sequence[str]) -> float:
+    """Seconds in which everything must end."""
+    return given if given is not None else _WITH_LARGE_S if any(group in LARGE for group in groups) else _USUAL_S
 
 
 def _run_all(parts: Sequence[Part], record: Record, folder: Path, log: IO[bytes], end: float) -> None:
