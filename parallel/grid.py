@@ -183,7 +183,7 @@ class Grid:
         owns = not dist.is_initialized()
         try:
             roll = _meet(meeting, prefix, facts or {}, timeout_s, max_skew_s, progress)
-            watchdog.hosts = roll.hosts
+            watchdog.know_hosts(roll.hosts)
             if owns:
                 choose_gloo_interface(meeting.host, meeting.port, single_host=roll.single_host)
             groups = join(meeting, prefix, spec, device, timeout_s, progress)
