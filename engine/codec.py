@@ -41,6 +41,8 @@ def decode_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, int]]
     Raises:
         ValueError: a header that is none or of unknown dtype, or a length that does not match.
     """
+    if len(data) < _LENGTH.size:
+        raise ValueError(f"message has {len(data)} bytes, less than the {_LENGTH.size} that say how long its header is")
     (length,) = _LENGTH.unpack_from(data)
     head = _header.decode(data[_LENGTH.size : _LENGTH.size + length])
     at = _LENGTH.size + length

@@ -72,6 +72,7 @@ class Engine:
         self.config = config
         self.debug = debugging()
         self._in_call = self._closed = False
+        self._broken = ""  # the error that ended a call in its middle
         device = resolve_device(config.device)
         if device.type == "cpu":
             keep_freed_memory()
@@ -125,16 +126,23 @@ class Engine:
         """Run one call to its end (see ``Driver.run``).
 
         Raises:
-            ValueError: the engine is closed, or another call has not ended. The latter may be so on rank 0 alone, whose
-                stream was left open: it ends all ranks.
+            ValueError: the engine is closed, an earlier call ended in its middle, or another call has not ended. The latter may be
+                so on rank 0 alone, whose stream was left open: it ends all ranks.
         """
         self._check_not_closed()
+        if self._broken:  # some of its requests would mix with those of another
+            raise ValueError(f"an earlier call of this LLM ended in its middle ({self._broken}); close it and make another")
         with protected(self.grid, shared=Refusal):
             if self._in_call:
                 raise ValueError("another call has not ended; read its stream to the end, or close it, before the next call")
         start, self._in_call = time.monotonic(), True
         try:
             yield from self.driver.run(prompts, params, priority)
+        except (GeneratorExit, Refusal):
+            raise
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._in_call = False
             self._run_seconds += time.monotonic() - start

@@ -57,7 +57,8 @@ class LLM:
             On rank 0 one output per prompt, in order; elsewhere [].
 
         Raises:
-            ValueError: on every rank, when a prompt or a parameter is refused; nothing has run then.
+            ValueError: on every rank, when a prompt or a parameter is refused; nothing has run then. Or an earlier call of this LLM
+                ended in its middle, as by Ctrl-C.
         """
         done: dict[int, RequestOutput] = {}
         prompts = list_prompts(prompts)
@@ -104,6 +105,9 @@ class LLM:
             ValueError: on every rank, when there is no tokenizer or chat format, or a conversation or a parameter is refused;
                 nothing has run then.
         """
+        if isinstance(messages, (str, dict)) or not isinstance(messages, Sequence):
+            found = type(messages).__name__
+            raise ValueError(f'messages must be a list of dicts with "role" and "content", or a list of such lists, found {found}')
         talks = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         return self.generate(self.render_chats(talks, **template_args), sampling_params, use_tqdm=use_tqdm)
 

@@ -48,6 +48,9 @@ def test_bad_prompts_are_refused_and_leave_nothing(prompt, message):
         ({"temperature": 0.0}, None, "found dict"),
         (None, [1], "priority has 1 entries for 2 prompts"),
         (None, [1, "a"], "priority must be integers, found 'a'"),
+        (None, 3, "priority must be a list of integers, one per prompt, found 3"),
+        (None, "12", "priority must be a list of integers, one per prompt, found '12'"),
+        (None, [1, 2**70], "priority must be integers from -9223372036854775807 to 9223372036854775807, found 1180591620717411303424"),
     ],
 )
 def test_bad_params_and_priorities_are_refused_and_leave_nothing(params, priority, message):
