@@ -101,6 +101,15 @@ def _messages(value: Any, where: str) -> PromptItem:
 _ITEMS = {"prompt": _text, "prompt_token_ids": _ids, "messages": _messages}
 
 
+def add_prompts(group: Any) -> None:
+    """Flags of ``gather_prompts``, into a parser or a group of one."""
+    group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
+    group.add_argument(
+        "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
+    )
+    group.add_argument("--chat", action="store_true", help="Treat every plain prompt as what a user says in a conversation.")
+
+
 def gather_prompts(texts: Sequence[str], file: str | None, *, chat: bool, model: str) -> list[PromptItem]:
     """Prompts of ``--prompt`` and ``--prompts-file``; the embedded model has some of its own.
 

@@ -21,6 +21,7 @@ from ..doctor import versions
 from ..errors import rank
 from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
+from ..model_argument import add_model, model_of
 from ..prompts import PromptItem, engine_prompts
 from ..session import open_llm
 from .datasets.config import DatasetConfig
@@ -56,7 +57,7 @@ class ThroughputConfig:
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model; 'tiny' when neither is given.")
+    add_model(parser, "tiny")
     add_options(parser, ThroughputConfig)
     add_options(parser, DatasetConfig)
     add_options(parser, EngineConfig)
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     config = ThroughputConfig(**chosen(args, ThroughputConfig))
     dataset = DatasetConfig(**chosen(args, DatasetConfig))
     dataset_of(dataset)  # a wrong one is told before a model is loaded
-    model = args.model_name or getattr(args, "model", None) or "tiny"
+    model = model_of(args, "tiny")
     if rank() == 0:
         check_writable(config.output_json, "--output-json")
         check_folder(config.results_dir)

@@ -13,7 +13,7 @@ from ..flags import Parser
 from ..inspect_text import human_bytes
 from ..quantities import parse_bytes
 from .files import load_of, slots_of
-from .machine import add_cost, add_machine, cost_of, machine_of, machine_text
+from .machine import add_cost, add_load, add_machine, cost_of, machine_of, machine_text
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ POLICIES = ("none", "eplb", "static", "incremental", "live")
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument(
-        "load", nargs="+", metavar="LOAD", help="Recorded or made load with several steps (several files: of several ranks)."
-    )
+    add_load(parser, "Recorded or made load with several steps")
     parser.add_argument(
         "--policies", nargs="+", metavar="NAME",
         help=f"Of {', '.join(POLICIES)}; default: all. eplb is the published algorithm.",

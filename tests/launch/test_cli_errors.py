@@ -33,6 +33,8 @@ def error_of(capsys, *words: str) -> str:
         (["bench"], "'bench' needs the name of what to run; known are: bench throughput, bench latency"),
         (["bench", "speed"], "unknown command 'bench speed'; known are: bench throughput, bench latency"),
         (["generate"], "no model; give a folder, a hub id or 'tiny' as the first argument (before --prompt)"),
+        (["bench", "latency", "a", "--model", "b"], "two models were named: 'a' and --model 'b'; give one"),
+        (["bench", "throughput", "a", "--model", "b"], "two models were named: 'a' and --model 'b'; give one"),
         (["generate", "a", "--model", "b", "--prompt", "x"], "two models were named: 'a' and --model 'b'; give one"),
         (["generate", "m"], "no prompt; give --prompt TEXT or --prompts-file FILE"),
         (["generate", "m", "--frobnicate"], "unrecognized arguments: --frobnicate (see `rorqual generate --help`)"),
