@@ -30,7 +30,7 @@ _header = msgspec.msgpack.Decoder(_Header)
 
 
 def encode_arrays(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, int]) -> bytes:
-    """Pack arrays and integer scalars into one byte string that ``decode_arrays`` reads back."""
+    """Pack arrays, of the dtypes that ``decode_arrays`` knows, and integer scalars into one byte string that it reads back."""
     text = _encoder.encode(_Header(dict(scalars), [(name, a.dtype.name, a.shape) for name, a in arrays.items()]))
     return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
 
@@ -69,6 +69,10 @@ def encode_plan(plan: StepPlan) -> bytes:
 
 
 def decode_plan(data: bytes) -> StepPlan:
-    """Inverse of ``encode_plan``."""
+    """Inverse of ``encode_plan``; the arrays may not be written to.
+
+    Raises:
+        ValueError: as ``decode_arrays``.
+    """
     arrays, scalars = decode_arrays(data)
     return StepPlan(step=scalars["step"], offloaded=bool(scalars["offloaded"]), **arrays)

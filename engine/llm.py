@@ -112,7 +112,11 @@ class LLM:
         return self.generate(self.render_chats(talks, **template_args), sampling_params, use_tqdm=use_tqdm)
 
     def render_chats(self, conversations: Sequence[Any], **template_args: Any) -> list[Prompt]:
-        """Conversations as token ids."""
+        """Conversations as token ids.
+
+        Raises:
+            ValueError: there is no tokenizer or chat format, or a conversation is refused.
+        """
         return [self.engine.chat_prompt(talk, **template_args) for talk in conversations]
 
     def abort(self, request_id: str | None = None) -> None:
@@ -126,7 +130,11 @@ class LLM:
                 self.engine.leader.scheduler.flush_prefix_cache()
 
     def stats(self) -> dict[str, Any]:
-        """Counters of every rank; a collective call, rank 0 gets them, the others {}."""
+        """Counters of every rank; a collective call, rank 0 gets them, the others {}.
+
+        Raises:
+            ValueError: the LLM is closed.
+        """
         return self.engine.stats()
 
     def dump_expert_distribution(self, path: str) -> None:
@@ -138,7 +146,11 @@ class LLM:
         self.engine.dump_experts(path)
 
     def close(self) -> None:
-        """Release the process groups; the LLM is of no use afterwards."""
+        """Write what was recorded and release the process groups and the host pool; the LLM is of no use afterwards. Collective.
+
+        Raises:
+            RuntimeError: with offloading, a step read a row that was never written, or the device has failed.
+        """
         self.engine.close()
 
     def __enter__(self) -> LLM:

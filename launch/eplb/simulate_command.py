@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(machine_text(machine, trace.n_experts))
     print(f"{trace.n_steps:,} steps, a plan every {rules.interval} steps from the last {rules.window}\n")
-    print(outcome_table(outcomes, least))
+    print(outcome_table(outcomes))
     print("\nTimes are of the experts" + (" and --rest-ms" if rules.rest_seconds else " alone (--rest-ms adds the rest of a step)"), end="")
     print(f", as the cost model predicts them. With perfect balance a step takes {1e3 * least:.2f} ms.")
     return 0
@@ -125,7 +125,7 @@ def _policies(trace: LoadTrace, machine: Topology, rules: Rules) -> list[str]:
     return list(POLICIES)
 
 
-def outcome_table(outcomes: Sequence[Outcome], least: float) -> str:
+def outcome_table(outcomes: Sequence[Outcome]) -> str:
     """What policies made of a trace, one a row."""
     rows: list[list[object]] = []
     phases = sorted({phase for found in outcomes for phase in found.by_phase()} - {"mixed"})
