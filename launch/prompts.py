@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from .text_lines import numbered_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +51,11 @@ def read_prompts(path: str) -> list[PromptItem]:
         ValueError: naming file, line, and what was wrong.
         OSError: the file cannot be read.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    lines = numbered_lines(path)
     if path.endswith(".txt"):
-        items = [PromptItem(text=line) for line in lines if line.strip()]
+        items = [PromptItem(text=line) for _, line in lines]
     else:
-        items = [_item(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        items = [_item(line, f"{path} line {number}") for number, line in lines]
     if not items:
         raise ValueError(f"{path} holds no prompts")
     return items
