@@ -37,6 +37,8 @@ def check_config(config: EngineConfig) -> None:
         raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, found {config.gpu_memory_utilization}")
     if not 0.0 < config.dist_timeout <= 1e6:  # written so that NaN is refused too
         raise ValueError(f"dist_timeout must be above 0 seconds and at most 1000000, found {config.dist_timeout}")
+    if not config.max_clock_skew >= 0.0:
+        raise ValueError(f"max_clock_skew must be 0 seconds or more, found {config.max_clock_skew}")
     check_offload_settings(config)
     check_expert_settings(config)
     check_eplb_settings(config)
