@@ -87,7 +87,7 @@ class Alarm:
             self.end()
 
     def stop(self, why: str) -> None:
-        """End this process, which can no longer hear of the others. Does not return."""
+        """End this process, which cannot hear of the others. Does not return."""
         self.say(f"stopping because {why}")
         self.tell_state()
         self.end()

@@ -55,7 +55,7 @@ class Watchdog:
         atexit.register(self.stop)  # an interpreter that ends under a thread which is in the store's code aborts the process
 
     def stop(self) -> None:
-        """End the thread; the rank is no longer watched."""
+        """End the thread, and with it the watch."""
         atexit.unregister(self.stop)
         self._progress.find_missing = None
         self._ended.set()

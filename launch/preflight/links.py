@@ -120,7 +120,7 @@ class _Echo:
         threading.Thread(target=self._accept, name="rorqual-echo", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._server.close()
 
     def _accept(self) -> None:
