@@ -24,11 +24,13 @@ class Agreed:
     done: bool  # nor will it
 
 
-def alone(plan: StepPlan) -> None:
-    """The agreed numbers of a plan where there is one replica."""
+def alone(plan: StepPlan, outbox: list[Event], *, has_work: bool, more: bool) -> Agreed:
+    """``agree`` where there is one replica; its commands and notes need no way."""
     plan.dp_tokens = np.array([plan.n_tokens], dtype=np.int32)
     plan.dp_context = np.array([decode_context(plan)], dtype=np.int32)
     plan.dp_offloaded = np.array([plan.offloaded], dtype=np.int32)
+    quiet = not (outbox or has_work)
+    return Agreed(events=outbox, quiet=quiet, done=quiet and not more)
 
 
 def agree(
@@ -53,6 +55,10 @@ def agree(
         more: there may be more news; rank 0's value counts.
         take: called with every command.
         hear: rank 0: called with the notes of each replica.
+
+    Raises:
+        CollectiveError: a leader did not come within the group's deadline.
+        Refusal: ``take`` raises it on every leader, for a ``Fail`` of rank 0.
     """
     front = leaders.index == 0
     news = encode_commands(commands) if front and commands else b""

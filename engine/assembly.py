@@ -153,7 +153,7 @@ def make_runner(
             debug=debug,
         )  # fmt: skip
     places = None if mover is None else mover.places
-    graphs = make_graphs(grid, stage, cache, tables, config, max_len, places) if uses_graphs(config, grid, stage) else None
+    graphs = make_graphs(stage, cache, tables, config, max_len, places) if uses_graphs(config, grid, stage) else None
     grid.before_close.append(tables.staging.streams.release_graphs)
     return Runner(
         grid=grid, stage=stage, cache=cache, tables=tables, dtype=dtype, debug=debug, graphs=graphs, mover=mover,
@@ -191,7 +191,6 @@ def why_eager(config: EngineConfig, grid: Grid, stage: Stage) -> str | None:
 
 
 def make_graphs(
-    grid: Grid,
     stage: Stage,
     cache: KVCache,
     tables: DeviceTables,

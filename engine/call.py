@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from numbers import Integral
 from typing import Any
 
-from .sampling_params import SamplingParams
+from .sampling_params import MAX_INT, SamplingParams
 
 #: a prompt as the API takes it
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -43,13 +43,19 @@ def spread_priority(priority: Sequence[int] | None, count: int) -> list[int]:
     """One priority per prompt, 0 where none was given.
 
     Raises:
-        ValueError: a list of another length, or an entry that is no integer.
+        ValueError: no list, a list of another length, or an entry that is no integer of 64 bits.
     """
     if priority is None:
         return [0] * count
+    if isinstance(priority, str) or not isinstance(priority, Sized):
+        raise ValueError(f"priority must be a list of integers, one per prompt, found {priority!r}")
     if len(priority) != count:
         raise ValueError(f"priority has {len(priority)} entries for {count} prompts; give one per prompt")
-    return integers(priority, "priority")
+    found = integers(priority, "priority")
+    wide = [value for value in found if not -MAX_INT <= value <= MAX_INT]
+    if wide:
+        raise ValueError(f"priority must be integers from {-MAX_INT} to {MAX_INT}, found {wide[0]}")
+    return found
 
 
 def integers(values: Iterable[Any], name: str) -> list[int]:

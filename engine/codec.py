@@ -30,7 +30,7 @@ _header = msgspec.msgpack.Decoder(_Header)
 
 
 def encode_arrays(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, int]) -> bytes:
-    """Pack arrays and integer scalars into one byte string that ``decode_arrays`` reads back."""
+    """Pack arrays, of the dtypes that ``decode_arrays`` knows, and integer scalars into one byte string that it reads back."""
     text = _encoder.encode(_Header(dict(scalars), [(name, a.dtype.name, a.shape) for name, a in arrays.items()]))
     return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
 
@@ -41,6 +41,8 @@ def decode_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, int]]
     Raises:
         ValueError: a header that is none or of unknown dtype, or a length that does not match.
     """
+    if len(data) < _LENGTH.size:
+        raise ValueError(f"message has {len(data)} bytes, less than the {_LENGTH.size} that say how long its header is")
     (length,) = _LENGTH.unpack_from(data)
     head = _header.decode(data[_LENGTH.size : _LENGTH.size + length])
     at = _LENGTH.size + length
@@ -67,6 +69,10 @@ def encode_plan(plan: StepPlan) -> bytes:
 
 
 def decode_plan(data: bytes) -> StepPlan:
-    """Inverse of ``encode_plan``."""
+    """Inverse of ``encode_plan``; the arrays may not be written to.
+
+    Raises:
+        ValueError: as ``decode_arrays``.
+    """
     arrays, scalars = decode_arrays(data)
     return StepPlan(step=scalars["step"], offloaded=bool(scalars["offloaded"]), **arrays)

@@ -107,7 +107,7 @@ class Driver:
             while not done:
                 _, done = self.leader.tick([], more=False)
         except Refusal as error:
-            self.leader.stop_followers(str(error))
+            self.leader.line.end(str(error))
             raise
         self.end()
 
@@ -119,12 +119,12 @@ class Driver:
                 self.leader.tick([Fail(message=message)], more=True)
             except Refusal:
                 pass
-        self.leader.stop_followers(message)
+        self.leader.line.end(message)
 
     def end(self) -> None:
         """The loop is over for all replicas: let this one's other ranks go (leaders)."""
         assert self.leader is not None
-        self.leader.stop_followers()
+        self.leader.line.end()
         self.runner.drain()
         if self.debug:
             with self.leader.at_work:

@@ -16,23 +16,13 @@ from ..parallel.agree import together
 from ..parallel.debug import debugging
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
-from .assembly import (
-    fill_weights,
-    make_cache,
-    make_offload,
-    make_runner,
-    make_scheduler,
-    overlap_fetches,
-    why_eager,
-)
+from .announcement import announce
+from .assembly import fill_weights, make_cache, make_offload, make_runner, make_scheduler, overlap_fetches
 from .call import Params, Prompt
 from .config import EngineConfig, check_config
 from .driver import Driver, protected
 from .eplb.location import check_file
 from .eplb.make import make_experts
-from .eplb.room import balance_line
-from .eplb_settings import uses_placement
-from .expert_settings import describe_exchange
 from .facts import startup_facts
 from .front import Front, StreamChunk
 from .grammar.offline import Grammars
@@ -52,7 +42,6 @@ from .step_ranges import StepRanges, nvtx_mark
 from .text.chat import render_chat
 from .text.tokenizer import Tokenizer
 from .weights.hub import SHAPES, resolve_model
-from .weights.loader import LoadReport
 
 log = logging.getLogger("rorqual")
 
@@ -83,6 +72,7 @@ class Engine:
         self.config = config
         self.debug = debugging()
         self._in_call = self._closed = False
+        self._broken = ""  # the error that ended a call in its middle
         device = resolve_device(config.device)
         if device.type == "cpu":
             keep_freed_memory()
@@ -124,32 +114,9 @@ class Engine:
         if grid.rank == 0:
             grammars = None if self.tokenizer is None else Grammars(self.tokenizer, model.vocab_size, model.eos_token_ids)
             self.front = Front(tokenizer=self.tokenizer, dp=grid.spec.dp, vocab_size=model.vocab_size, grammars=grammars)
-            self._announce(report)
+            if not config.disable_log_stats:
+                announce(config, grid, self.stage, self.runner, pools, report)
         self.driver = Driver(grid=grid, runner=self.runner, plans=plans, leader=self.leader, front=self.front, debug=self.debug)
-
-    def _announce(self, report: LoadReport | None) -> None:
-        """Say once what was made."""
-        if self.config.disable_log_stats:
-            return
-        if self.grid.spec.world > 1:
-            log.info("%s", self.grid.summary())
-        if report is not None:
-            log.info("%s", report.summary())
-        dispatcher = self.stage.dispatcher
-        if dispatcher is not None and dispatcher.spec.n_ranks > 1:
-            log.info("%s", describe_exchange(self.config, dispatcher, self.grid))
-        if uses_placement(self.config):
-            log.info("%s", balance_line(self.config, self.stage))
-        cache = self.runner.cache
-        log.info("KV pool: %d pages of %d tokens, %d bytes a token and stage", cache.n_pages, cache.page_size, cache.bytes_per_token)
-        if self._host_pool is not None:
-            about, held = self._host_pool.about, self._host_pool.n_bytes / 2**30
-            log.info("KV offload %s: %d latent pages on the device; host pool of %.2f GiB in %s", self.config.kv_offload,
-                     cache.n_device_pages, held, about)  # fmt: skip
-        if self.runner.graphs is not None:
-            log.info("%s", self.runner.graphs.summary())
-        elif self.grid.device.type == "cuda":
-            log.info("Decode steps run eagerly: %s", why_eager(self.config, self.grid, self.stage))
 
     def tokenizer_folder(self) -> Path:
         """Where the tokenizer and the chat template are."""
@@ -159,16 +126,23 @@ class Engine:
         """Run one call to its end (see ``Driver.run``).
 
         Raises:
-            ValueError: the engine is closed, or another call has not ended. The latter may be so on rank 0 alone, whose
-                stream was left open: it ends all ranks.
+            ValueError: the engine is closed, an earlier call ended in its middle, or another call has not ended. The latter may be
+                so on rank 0 alone, whose stream was left open: it ends all ranks.
         """
         self._check_not_closed()
+        if self._broken:  # some of its requests would mix with those of another
+            raise ValueError(f"an earlier call of this LLM ended in its middle ({self._broken}); close it and make another")
         with protected(self.grid, shared=Refusal):
             if self._in_call:
                 raise ValueError("another call has not ended; read its stream to the end, or close it, before the next call")
         start, self._in_call = time.monotonic(), True
         try:
             yield from self.driver.run(prompts, params, priority)
+        except (GeneratorExit, Refusal):
+            raise
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._in_call = False
             self._run_seconds += time.monotonic() - start

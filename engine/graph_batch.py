@@ -20,7 +20,18 @@ def decode_batch(
     tier: TierStep | None = None,
     halves_from: int | None = None,
 ) -> AttentionBatch:
-    """The static batch of a decode step, whose parts are computed already; in halves from ``halves_from`` rows on."""
+    """The static batch of a decode step of B rows, whose parts are computed already.
+
+    Args:
+        entry: what ``enter_step`` made of the step's inputs.
+        positions: int64 [B], of the token of every row.
+        rows: int64 [B], 0, 1, 2, ...
+        page_size: tokens of a page.
+        max_context: longest context that the graph's kernels are sized for, tokens.
+        n_valid: int32 [1] on the device, rows that exist.
+        tier: where pages are, with offloading.
+        halves_from: rows from which the step is cut in halves; None: never.
+    """
     batch = AttentionBatch.static(
         positions,
         rows,

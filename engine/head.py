@@ -94,8 +94,14 @@ class Head:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sample the rows that end at their last token and score wanted prompt positions.
 
-        ``found`` are the job's arrays on the device; ``logits`` of the sampled rows are computed here if they are not given.
-        Returns tokens int64 [n] and the logprob table of ``Wanted.table_shape``.
+        Args:
+            job: of the step's n sampled rows.
+            x: [T, hidden] last layer of the step's tokens.
+            found: ``job.arrays`` on the device.
+            logits: fp32 [n, vocab] of the sampled rows; None: computed here from ``x``.
+
+        Returns:
+            Tokens int64 [n], and the logprob table, float64 of ``Wanted.table_shape``, or None where no log-probabilities are wanted.
         """
         want, device = job.want, x.device
         parts: list[torch.Tensor] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,29 +12,14 @@ import numpy as np
 
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
-from .agreement import agree, alone
-from .codec import encode_plan
+from .agreement import Agreed, agree, alone
 from .emitter import Emitter
 from .grammar.guides import Guides
-from .messages import (
-    CONTROL,
-    END,
-    FAIL,
-    KEEP,
-    PLAN,
-    AbortRequest,
-    AddRequest,
-    Ask,
-    Command,
-    DropGrammar,
-    KeepGrammar,
-    Refusal,
-    TellPrefixes,
-    encode_ask,
-)
+from .messages import AbortRequest, AddRequest, Ask, Command, DropGrammar, KeepGrammar, Refusal, TellPrefixes
 from .pending import PendingResult
 from .plan import I32, StepPlan
 from .records import Event
+from .replica_line import ReplicaLine
 from .request import Request
 from .runner import Runner
 from .scheduling.scheduler import Scheduler
@@ -63,12 +47,11 @@ class Leader:
         self.runner = runner
         self.lag = scheduler.config.lag
         self.guides = Guides(tokenizer, vocab_size, scheduler.config.eos_token_ids)
-        self.plans = plans
+        self.line = ReplicaLine(plans)
         self.emitter = Emitter(scheduler, tokenizer, self.guides)
         self.inflight: deque[InFlight] = deque()
         self._carried: I32 = np.zeros(0, dtype=np.int32)  # pages freed in plans that were never launched
         self._solo = grid.spec.dp == 1
-        self._posted = 0.0  # time.monotonic() of the last message to the other ranks of the replica
         self.quiet = True  # no replica had anything to do or to tell at the last tick
         #: what else goes up to rank 0, asked once a tick: plain values, or None for nothing
         self.reporters: dict[str, Callable[[], Any]] = {}
@@ -106,7 +89,7 @@ class Leader:
 
     def _ask(self, ask: Ask) -> None:
         assert self.answer is not None, f"nobody is there to answer {ask.name!r}"
-        self._post(CONTROL + encode_ask(ask))
+        self.line.ask(ask)
         self.answer(ask)
 
     def _add(self, command: AddRequest) -> None:
@@ -140,39 +123,44 @@ class Leader:
         if self._solo:
             for command in commands:
                 self.take(command)
+        plan = self._schedule()
+        agreed = self._meet(plan, commands, more=more)
+        self.quiet, outbox = agreed.quiet, agreed.events
+        if agreed.done:
+            self._forget(plan)
+            return outbox, True
+        self._launch(plan)
+        if self.deliver is not None and outbox:  # while the device works
+            self.deliver(outbox)
+            outbox = []
+        self._settle(plan)
+        return outbox, False
+
+    def _schedule(self) -> StepPlan:
+        """The next step of this replica, with the masks of its grammars."""
         plan = self.scheduler.schedule()
         if len(self.guides):
             for request, problem in self.guides.mask(plan, self.scheduler.requests_of(plan.step)):
                 self.emitter.fail(request, problem)
         if self.scheduler.share is not None and not plan.n_rows and self.scheduler.has_work:
             self.scheduler.share.rest()
-        outbox = self.emitter.pop()
-        notes = self._notes()
+        return plan
+
+    def _meet(self, plan: StepPlan, commands: list[Command], *, more: bool) -> Agreed:
+        """Fill in the numbers of ``plan`` that all replicas agree on; news go down and events up on the way."""
+        outbox, notes = self.emitter.pop(), self._notes()
         if self._solo:
             self._hear(self.grid.dp_rank, notes)
-            alone(plan)
-            self.quiet = not outbox and not self.scheduler.has_work
-            done = not more and self.quiet
-        else:
-            assert self.grid.leaders is not None
-            try:
-                agreed = agree(
-                    self.grid.leaders, plan, outbox, notes, commands, has_work=self.scheduler.has_work, more=more,
-                    take=self.take, hear=self._hear,
-                )  # fmt: skip
-            except Refusal:  # the front refused the call before anything ran
-                self._forget(plan)
-                raise
-            outbox, done, self.quiet = agreed.events, agreed.done, agreed.quiet
-        if not done:
-            self._launch(plan)
-            if self.deliver is not None and outbox:  # while the device works
-                self.deliver(outbox)
-                outbox = []
-            self._settle(plan)
-        else:
+            return alone(plan, outbox, has_work=self.scheduler.has_work, more=more)
+        assert self.grid.leaders is not None
+        try:
+            return agree(
+                self.grid.leaders, plan, outbox, notes, commands, has_work=self.scheduler.has_work, more=more,
+                take=self.take, hear=self._hear,
+            )  # fmt: skip
+        except Refusal:  # the front refused the call before anything ran
             self._forget(plan)
-        return outbox, done
+            raise
 
     def _forget(self, plan: StepPlan) -> None:
         """Close the loop: the last plan was empty; later loops start with nothing in flight."""
@@ -200,14 +188,14 @@ class Leader:
         if not plan.dp_tokens.any():
             self._carried = np.concatenate([self._carried, plan.freed_pages])
             self.inflight.append(InFlight(plan=plan, pending=None))
-            self._keep()
+            self.line.keep()
             return
         if len(self._carried):
             plan.freed_pages = np.concatenate([self._carried, plan.freed_pages])
             self._carried = np.zeros(0, dtype=np.int32)
-        if self.grid.replica.size > 1:
+        if self.line.has_readers:
             self.runner.before_sharing(plan)
-            self._post(PLAN + encode_plan(plan))
+            self.line.run(plan)
         pending = self.runner.execute(plan)
         owners = self.scheduler.requests_of(plan.step) if pending.wanted.top >= 0 else []
         self.inflight.append(InFlight(plan=plan, pending=pending, owners=owners))
@@ -221,21 +209,6 @@ class Leader:
             self._handle(flight)
             if flight.pending is not None and flight.plan.step > limit:
                 waiting = False
-
-    def _post(self, message: bytes) -> None:
-        if self.grid.replica.size > 1:
-            self.plans.post(message)
-            self._posted = time.monotonic()
-
-    def _keep(self) -> None:
-        """Tell the other ranks of the replica now and then that nothing is wrong, or their deadline would pass while all are idle."""
-        if self.grid.replica.size > 1 and time.monotonic() - self._posted > min(1.0, self.grid.replica.deadline_s / 8):
-            self._post(KEEP)
-
-    def stop_followers(self, message: str | None = None) -> None:
-        """Tell the other ranks of the replica that the loop is over, with an error message if there is one."""
-        self.plans.post(END if message is None else FAIL + message.encode())
-        self.plans.drain()
 
     # ---- results
 

@@ -57,7 +57,8 @@ class LLM:
             On rank 0 one output per prompt, in order; elsewhere [].
 
         Raises:
-            ValueError: on every rank, when a prompt or a parameter is refused; nothing has run then.
+            ValueError: on every rank, when a prompt or a parameter is refused; nothing has run then. Or an earlier call of this LLM
+                ended in its middle, as by Ctrl-C.
         """
         done: dict[int, RequestOutput] = {}
         prompts = list_prompts(prompts)
@@ -104,11 +105,18 @@ class LLM:
             ValueError: on every rank, when there is no tokenizer or chat format, or a conversation or a parameter is refused;
                 nothing has run then.
         """
+        if isinstance(messages, (str, dict)) or not isinstance(messages, Sequence):
+            found = type(messages).__name__
+            raise ValueError(f'messages must be a list of dicts with "role" and "content", or a list of such lists, found {found}')
         talks = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         return self.generate(self.render_chats(talks, **template_args), sampling_params, use_tqdm=use_tqdm)
 
     def render_chats(self, conversations: Sequence[Any], **template_args: Any) -> list[Prompt]:
-        """Conversations as token ids."""
+        """Conversations as token ids.
+
+        Raises:
+            ValueError: there is no tokenizer or chat format, or a conversation is refused.
+        """
         return [self.engine.chat_prompt(talk, **template_args) for talk in conversations]
 
     def abort(self, request_id: str | None = None) -> None:
@@ -122,7 +130,11 @@ class LLM:
                 self.engine.leader.scheduler.flush_prefix_cache()
 
     def stats(self) -> dict[str, Any]:
-        """Counters of every rank; a collective call, rank 0 gets them, the others {}."""
+        """Counters of every rank; a collective call, rank 0 gets them, the others {}.
+
+        Raises:
+            ValueError: the LLM is closed.
+        """
         return self.engine.stats()
 
     def dump_expert_distribution(self, path: str) -> None:
@@ -134,7 +146,11 @@ class LLM:
         self.engine.dump_experts(path)
 
     def close(self) -> None:
-        """Release the process groups; the LLM is of no use afterwards."""
+        """Write what was recorded and release the process groups and the host pool; the LLM is of no use afterwards. Collective.
+
+        Raises:
+            RuntimeError: with offloading, a step read a row that was never written, or the device has failed.
+        """
         self.engine.close()
 
     def __enter__(self) -> LLM:

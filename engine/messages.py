@@ -107,5 +107,9 @@ def encode_ask(ask: Ask) -> bytes:
 
 
 def decode_ask(data: bytes) -> Ask:
-    """The inverse of ``encode_ask``."""
+    """The inverse of ``encode_ask``.
+
+    Raises:
+        ValueError: bytes that are none.
+    """
     return _ask.decode(data)

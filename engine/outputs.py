@@ -28,7 +28,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)  # generated ids so far, the end token included
     logprobs: list[TokenLogprobs] | None = None  # one entry a generated token, when asked for
     cumulative_logprob: float | None = None  # sum of the generated tokens' log-probabilities, when logprobs were asked for
-    finish_reason: str | None = None  # "stop", "length", "abort"; None while running
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None while running
     stop_reason: int | str | None = None  # the stop token id or stop string that was met; None for the model's end token
 
     @property

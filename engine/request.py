@@ -54,7 +54,7 @@ class Request:
     computed: int = 0  # leading positions whose KV rows have been launched
     cached: int = 0  # leading positions taken from the prefix cache at the last admission
     slot: int = -1  # row of the device tables, -1 when none
-    pages: list[int] = field(default_factory=list)  # device pages, in position order
+    pages: list[int] = field(default_factory=list)  # logical pages, in position order
     last_step: int = -1  # last launched step that names this request
     generation: int = 0  # raised whenever results still in flight must be dropped
     preemptions: int = 0  # times it lost its pages and was recomputed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -24,14 +23,13 @@ from .offload.mover import Mover
 from .pending import PendingResult
 from .plan import StepPlan
 from .profile import StepTrace
-from .results import NO_PROMPT_ROWS, StepResult, Wanted, wanted
+from .results import NO_PROMPT_ROWS, Wanted, wanted
+from .returns import Returns
 from .runner_stats import RunnerStats
 from .staging import Staging
 from .step_ranges import StepRanges
-from .streams import HostCopy, Streams
+from .streams import Streams
 from .tables import DeviceTables
-
-CPU = torch.device("cpu")
 
 
 class Runner:
@@ -64,10 +62,9 @@ class Runner:
         self.stats = RunnerStats()
         self.pipe = Pipe(grid.world)
         self.head = Head(stage.model, tables)
+        self.returns = Returns(grid=grid, pipe=self.pipe, tables=tables, watch=self.watch, mover=mover)
         self.trace: StepTrace | StepRanges | None = None  # set while steps are profiled
         self.experts: ExpertSteps | None = None  # set where the load of experts is recorded or evened out between steps
-        self._awaited: deque[tuple[StepPlan, Wanted]] = deque()  # first stage: results still at the last stage
-        self._ready: dict[int, tuple[HostCopy, HostCopy | None]] = {}  # leader: results on their way to the host
 
     @property
     def staging(self) -> Staging:
@@ -91,7 +88,7 @@ class Runner:
     def execute(self, plan: StepPlan) -> PendingResult:
         """Run one step. Launches on the device and returns; only the pipeline's receives block."""
         self.grid.progress.step, self.grid.progress.batch = plan.step, plan.brief
-        self._absorb(plan.step - self.grid.spec.pp)
+        self.returns.absorb(plan.step - self.grid.spec.pp)
         key = self.graphs.key(plan) if self.graphs is not None and self.stage.capturable else None
         with self.watch.step(plan.step), self._traced(plan, key):
             if self.experts is not None:
@@ -115,7 +112,7 @@ class Runner:
                 if plan.offloaded and plan.n_samples and self.grid.is_leader:
                     self.mover.counts.watch(plan.step)
         self.stats.count(plan, start, graph_rows=None if key is None else key.batch)
-        return PendingResult(self.collect, plan.step, want)
+        return PendingResult(self.returns.collect, plan.step, want)
 
     def before_sharing(self, plan: StepPlan) -> None:
         """Leader: what ``plan`` relies on is there for the other ranks, which get it now."""
@@ -139,8 +136,7 @@ class Runner:
             outputs = graphs.run(plan, key, None)
             if plan.n_rows:
                 self.watch.launched(plan.step)
-            if self.grid.is_leader and plan.n_rows:
-                self._ready[plan.step] = (outputs.tokens, None)
+                self.returns.give_copy(plan, outputs.tokens)
             return Wanted(samples=plan.n_rows, prompt=NO_PROMPT_ROWS, top=-1)
         want = wanted(plan, tables)
         job = head_job(plan, want, tables)
@@ -153,7 +149,7 @@ class Runner:
             more |= {k: v for k, v in job.arrays(plan).items() if k.startswith("prompt")}
         if more:
             found |= self.staging.upload(more)
-        self._give(plan, *self.head.run(job, outputs.hidden, found, outputs.logits))
+        self.returns.give(plan, *self.head.run(job, outputs.hidden, found, outputs.logits))
         return want
 
     def _run(self, plan: StepPlan, want: Wanted) -> float:
@@ -203,7 +199,7 @@ class Runner:
             self.watch.launched(plan.step)
         if grid.is_last_stage:
             if job is not None:
-                self._give(plan, *self.head.run(job, x, found))
+                self.returns.give(plan, *self.head.run(job, x, found))
             return
         assert grid.next_rank is not None
         self.pipe.send_async(x, grid.next_rank)
@@ -211,59 +207,9 @@ class Runner:
             assert topk is not None
             self.pipe.send_async(topk, grid.next_rank)
         if grid.is_first_stage and want.anything:
-            self._awaited.append((plan, want))
-
-    def _give(self, plan: StepPlan, tokens: torch.Tensor, table: torch.Tensor | None) -> None:
-        """Send a step's results towards the leader."""
-        if self.grid.spec.pp > 1:
-            self.watch.confirm(plan.step)
-            # Over the host: on one NCCL channel, tokens going back and hidden states going forth could wait for each other.
-            for copy in self._download(tokens, table):
-                if copy is not None:
-                    self.pipe.send_async(copy.wait(), self.grid.first_stage_peer)
-        elif self.grid.is_leader:
-            self._ready[plan.step] = self._download(tokens, table)
-
-    def _download(self, tokens: torch.Tensor, table: torch.Tensor | None) -> tuple[HostCopy, HostCopy | None]:
-        return self.streams.download(tokens), None if table is None else self.streams.download(table)
-
-    # ---- results
-
-    def _absorb(self, step: int) -> None:
-        """First of several stages: take in the tokens that the last stage sampled up to ``step``."""
-        while self._awaited and self._awaited[0][0].step <= step:
-            plan, want = self._awaited.popleft()
-            peer = self.grid.last_stage_peer
-            tokens = self.pipe.recv((want.samples,), torch.int64, peer, CPU)
-            shape = want.table_shape
-            table = None if shape is None else self.pipe.recv(shape, torch.float64, peer, CPU)
-            ends = (plan.starts + plan.counts)[plan.samples].astype(np.int64)
-            slots = plan.slots[plan.samples].astype(np.int64)
-            found = self.staging.upload({"slots": slots, "ends": ends, "tokens": tokens.numpy().astype(np.int32)})
-            self.tables.tokens[found["slots"], found["ends"]] = found["tokens"]
-            if self.grid.is_leader:
-                self._ready[plan.step] = self._download(tokens, table)
-
-    @torch.inference_mode()
-    def collect(self, pending: PendingResult) -> StepResult:
-        """Values of a launched step on the host. Leader only."""
-        self._absorb(pending.step)
-        if pending.step not in self._ready:  # nothing was sampled
-            return StepResult(step=pending.step, tokens=[], table=None)
-        tokens, table = self._ready.pop(pending.step)
-        world = self.grid.world
-        with self.grid.progress.waiting(world.name, "result of the device", world.ranks):  # the watchdog's deadline covers it
-            values: list[int] = tokens.wait().tolist()
-            rows = None if table is None else table.wait().numpy()
-            self.watch.confirm(pending.step)
-            if self.mover is not None:
-                self.mover.counts.confirm(pending.step)
-        return StepResult(step=pending.step, tokens=values, table=rows)
+            self.returns.expect(plan, want)
 
     @torch.inference_mode()
     def drain(self) -> None:
         """Take in everything still on its way from the last stage."""
-        while self._awaited:
-            self._absorb(self._awaited[0][0].step)
-        self.pipe.drain()
-        self._ready.clear()
+        self.returns.drain()

@@ -15,8 +15,10 @@ GREEDY_TEMPERATURE = 1e-5
 MAX_LOGPROBS = 64
 #: most tokens with a ``logit_bias``
 MAX_BIASES = 1024
+#: the largest int64: counts and priorities of a request fit what travels between ranks
+MAX_INT = 2**63 - 1
 #: seeds are 63-bit, so that they fit the int64 column of a plan and -1 can mean "none"
-MAX_SEED = 2**63 - 1
+MAX_SEED = MAX_INT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, found {getattr(self, name)!r}")
+        if self.max_tokens > MAX_INT:
+            raise ValueError(f"max_tokens must be at most {MAX_INT}, found {self.max_tokens}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), found {self.min_tokens}")
 
@@ -185,5 +189,13 @@ def _check_int(name: str, value: object, low: int, high: int | None, *, optional
 def _check_float(name: str, value: object, ok: Any, allowed: str) -> None:
     """Raise ValueError unless ``value`` is a finite number for which ``ok`` holds."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not ok(value):  # type: ignore[arg-type]
+    if not number or not _is_finite(value) or not ok(value):
         raise ValueError(f"{name} must be a number {allowed}, found {value!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a number is one that a float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from ..engine.option import flag_of
+
 
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, whose errors are ValueErrors."""
@@ -50,11 +52,6 @@ def value_type(annotation: Any) -> tuple[Any, bool]:
         assert len(plain) == 1, f"a flag has one type, found {annotation}"
         return plain[0], True
     return annotation, False
-
-
-def flag_of(name: str) -> str:
-    """``page_size`` -> ``--page-size``."""
-    return "--" + name.replace("_", "-")
 
 
 def add_options(parser: argparse.ArgumentParser, config: type, *, skip: Sequence[str] = ()) -> None:

@@ -16,7 +16,8 @@ from ..engine.sampling_params import SamplingParams
 from .console import StreamPrinter, shorten
 from .errors import rank
 from .flags import Parser, add_options, add_spellings, chosen
-from .prompts import PromptItem, engine_prompts, gather_prompts
+from .model_argument import add_model, model_of
+from .prompts import PromptItem, add_prompts, engine_prompts, gather_prompts
 from .sampling_flags import add_sampling, sampling_params
 from .session import open_llm
 from .summary import json_row, rank_table, totals_line
@@ -24,33 +25,15 @@ from .summary import json_row, rank_table, totals_line
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny' (the embedded model).")
+    add_model(parser)
     group = parser.add_argument_group("prompts and output")
-    group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
-    group.add_argument(
-        "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
-    )
-    group.add_argument("--chat", action="store_true", help="Treat every plain prompt as what a user says in a conversation.")
+    add_prompts(group)
     group.add_argument("--json", action="store_true", help="Print JSON lines instead of text and tables.")
     group.add_argument("--output", metavar="FILE", help="Also write the JSON lines to this file.")
     group.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True, help="Show the text as it comes.")
     add_sampling(parser)
     add_options(parser, EngineConfig)
     add_spellings(parser)
-
-
-def model_of(args: argparse.Namespace) -> str:
-    """The model, from the first argument or ``--model``.
-
-    Raises:
-        ValueError: none, or two different ones.
-    """
-    named, flagged = args.model_name, getattr(args, "model", None)
-    if named and flagged and named != flagged:
-        raise ValueError(f"two models were named: {named!r} and --model {flagged!r}; give one")
-    if not (named or flagged):
-        raise ValueError("no model; give a folder, a hub id or 'tiny' as the first argument (before --prompt)")
-    return str(named or flagged)
 
 
 def check_writable(path: str | None, flag: str = "--output") -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..attention.kv.layout import index_row_bytes, kv_bytes_per_token, latent_row_bytes
+from ..engine.config_check import check_page_size
 from ..engine.hf_config.model_parser import parse_model_config
 from ..engine.model_config import ModelConfig
 from ..engine.models.shards import stage_layers
@@ -60,8 +61,9 @@ def describe(
         Numbers only of whole values and bytes. Ranks of one pipeline stage hold the same, and are listed once.
 
     Raises:
-        ValueError: the layout does not fit the model.
+        ValueError: the layout does not fit the model, or no cache has such pages.
     """
+    check_page_size(page_size)
     experts = ExpertPlaces.of(
         config, tp=tp, dp=dp, pp=pp, ep=ep, num_redundant_experts=num_redundant_experts, enable_eplb=enable_eplb
     )  # fmt: skip

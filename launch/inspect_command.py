@@ -7,8 +7,8 @@ from dataclasses import fields
 
 from ..engine.config import EngineConfig
 from .flags import Parser, add_options
-from .generate import model_of
 from .inspect import run_inspect
+from .model_argument import add_model, model_of
 
 #: engine settings that change what inspect says -> the name that run_inspect gives them
 SETTINGS = {
@@ -26,7 +26,7 @@ SETTINGS = {
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny' (the embedded model).")
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     add_options(parser, EngineConfig, skip=[f.name for f in fields(EngineConfig) if f.name not in SETTINGS and f.name != "model"])
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from ..engine.config import EngineConfig
 from ..parallel.grid import GridSpec
 from .flags import Parser, add_options, chosen
-from .generate import model_of
+from .model_argument import add_model, model_of
 from .plan import Machine, plan
 from .plan_text import render
 from .quantities import parse_bytes, parse_layout
@@ -46,7 +46,7 @@ SETTINGS = (
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny' (the embedded model).")
+    add_model(parser)
     parser.add_argument("--gpu-memory", required=True, metavar="SIZE", help="Memory of one GPU, for example 141GB or 131GiB.")
     parser.add_argument("--host-memory", required=True, metavar="SIZE", help="Memory of one host that its KV pools may take.")
     parser.add_argument("--context", required=True, type=int, metavar="N", help="Tokens of a request, prompt and output.")

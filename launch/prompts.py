@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from .text_lines import numbered_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +51,11 @@ def read_prompts(path: str) -> list[PromptItem]:
         ValueError: naming file, line, and what was wrong.
         OSError: the file cannot be read.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    lines = numbered_lines(path)
     if path.endswith(".txt"):
-        items = [PromptItem(text=line) for line in lines if line.strip()]
+        items = [PromptItem(text=line) for _, line in lines]
     else:
-        items = [_item(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        items = [_item(line, f"{path} line {number}") for number, line in lines]
     if not items:
         raise ValueError(f"{path} holds no prompts")
     return items
@@ -99,6 +97,15 @@ def _messages(value: Any, where: str) -> PromptItem:
 
 
 _ITEMS = {"prompt": _text, "prompt_token_ids": _ids, "messages": _messages}
+
+
+def add_prompts(group: Any) -> None:
+    """Flags of ``gather_prompts``, into a parser or a group of one."""
+    group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
+    group.add_argument(
+        "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
+    )
+    group.add_argument("--chat", action="store_true", help="Treat every plain prompt as what a user says in a conversation.")
 
 
 def gather_prompts(texts: Sequence[str], file: str | None, *, chat: bool, model: str) -> list[PromptItem]:

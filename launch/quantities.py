@@ -18,9 +18,10 @@ def parse_bytes(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     unit = None if found is None else _UNITS.get(found[2].upper())
-    if found is None or unit is None:
+    amount = float("inf") if found is None or unit is None else float(found[1]) * unit
+    if amount == float("inf"):
         raise ValueError(f"{text!r} is no amount of memory; write for example 141GB (10^9 bytes), 128GiB (2^30 bytes) or a number of bytes")
-    return int(float(found[1]) * unit)
+    return int(amount)
 
 
 def parse_layout(text: str) -> dict[str, int]:

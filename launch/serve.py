@@ -18,7 +18,7 @@ from ..engine.server.config import ServerConfig, check_server_config, with_envir
 from ..engine.serving.settings import ServeSettings
 from .errors import rank
 from .flags import Parser, add_options, add_spellings, chosen
-from .generate import model_of
+from .model_argument import add_model, model_of
 from .nodes.settings import NodeSettings
 from .session import open_llm, show_log
 
@@ -30,7 +30,7 @@ log = logging.getLogger("rorqual")
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny' (the embedded model).")
+    add_model(parser)
     add_options(parser, ServerConfig)
     add_options(parser, ServeSettings)
     add_options(parser, NodeSettings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,20 +116,23 @@ class Grid:
     def close(self, *, failed: bool = False) -> None:
         """Leave the job: all ranks together, or alone and at once if ``failed``. A second call does nothing."""
         watchdog, self.watchdog = self.watchdog, None
-        try:
-            if watchdog is not None and not failed:
-                self._leave_together(watchdog)
-        finally:
+        with ExitStack() as ends:  # the last one first, each even if another fails
+            ends.callback(self._leave_groups)
+            for let_go in self.before_close:
+                ends.callback(let_go)
+            self.before_close.clear()
             if watchdog is not None:
-                watchdog.stop()
-            while self.before_close:
-                self.before_close.pop()()
-            for group in (self.tp, self.ep, self.replica, self.leaders, self.world):
-                if group is not None:
-                    group.close()
-            if self._owns_dist:
-                self._owns_dist = False
-                dist.destroy_process_group()
+                ends.callback(watchdog.stop)
+                if not failed:
+                    self._leave_together(watchdog)
+
+    def _leave_groups(self) -> None:
+        for group in (self.tp, self.ep, self.replica, self.leaders, self.world):
+            if group is not None:
+                group.close()
+        if self._owns_dist:
+            self._owns_dist = False
+            dist.destroy_process_group()
 
     def _leave_together(self, watchdog: Watchdog) -> None:
         """Wait for all ranks. The first that is through closes its connections, which another may notice before the last bytes in them."""
@@ -162,9 +165,16 @@ class Grid:
     ) -> Grid:
         """Join the job that torchrun's environment describes. Collective over all ranks when there are several.
 
-        ``timeout_s`` is the deadline of every collective, in seconds; ``facts`` must be the same on all ranks, and the clocks of
-        hosts at most ``max_skew_s`` apart. Raises ValueError if the job has another number of ranks than the grid or ranks
-        differ, CollectiveError if ranks do not show up.
+        Args:
+            spec: degrees, whose product is the number of ranks of the job.
+            device: where tensors of this rank live.
+            timeout_s: deadline of every collective, seconds.
+            facts: what has to be the same on all ranks, by name; values that JSON has.
+            max_skew_s: how far the clocks of hosts may be apart, seconds.
+
+        Raises:
+            ValueError: the job has another number of ranks than the grid, ranks differ, or the store cannot be reached.
+            CollectiveError: ranks do not show up.
         """
         prefix = _next_prefix()
         try:
@@ -183,19 +193,17 @@ class Grid:
         owns = not dist.is_initialized()
         try:
             roll = _meet(meeting, prefix, facts or {}, timeout_s, max_skew_s, progress)
-            watchdog.hosts = roll.hosts
+            watchdog.know_hosts(roll.hosts)
             if owns:
                 choose_gloo_interface(meeting.host, meeting.port, single_host=roll.single_host)
             groups = join(meeting, prefix, spec, device, timeout_s, progress)
-        except (CollectiveError, ValueError):
+        except BaseException:
             watchdog.stop()
             raise
-        first = meeting.rank // (spec.dp * spec.tp) * spec.dp * spec.tp
-        nodes = [r // (spec.ranks_per_node or meeting.local_world_size) for r in range(first, first + spec.dp * spec.tp)]
         grid = cls(
             spec=spec, rank=meeting.rank, device=device, progress=progress, watchdog=watchdog, _owns_dist=owns, hosts=roll.hosts,
             tp=groups["tp"], ep=groups["ep"], replica=groups["replica"], leaders=groups.get("leaders"), world=groups["world"],
-            node_of=tuple(sorted(set(nodes)).index(node) for node in nodes),
+            node_of=_nodes_of_stage(spec, meeting),
         )  # fmt: skip
         grid.world.barrier("create")
         return grid
@@ -214,6 +222,14 @@ class Grid:
 def _next_prefix() -> str:
     """Of the store keys of the next grid that this process makes, or declines to make."""
     return f"rorqual/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_generation)}"
+
+
+def _nodes_of_stage(spec: GridSpec, meeting: Rendezvous) -> tuple[int, ...]:
+    """Node of every EP rank of this rank's stage, numbered from 0."""
+    size = spec.dp * spec.tp
+    first = meeting.rank // size * size
+    nodes = [rank // (spec.ranks_per_node or meeting.local_world_size) for rank in range(first, first + size)]
+    return tuple(sorted(set(nodes)).index(node) for node in nodes)
 
 
 def _meet(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s: float, max_skew_s: float, progress: Progress) -> Roll:

@@ -50,18 +50,33 @@ def host_label(host: str, port: int) -> str:
     return name if address is None or address.startswith("127.") or address == "::1" else f"{name} ({address})"
 
 
+def named_interface() -> tuple[str, str] | None:
+    """(name, address) of the first interface of GLOO_SOCKET_IFNAME that has an address; None where it is not set.
+
+    Raises:
+        ValueError: it names none with an address.
+    """
+    given = os.environ.get("GLOO_SOCKET_IFNAME")
+    if not given:
+        return None
+    known = dict(interfaces())
+    name = next((name for name in given.split(",") if name in known), None)
+    if name is None:
+        raise ValueError(f"GLOO_SOCKET_IFNAME={given} names no interface with an address; this host has {', '.join(known)}")
+    return name, known[name]
+
+
 def choose_gloo_interface(host: str, port: int, *, single_host: bool) -> str | None:
-    """Let gloo use the interface on which the ranks met, unless GLOO_SOCKET_IFNAME says another -> its name.
+    """Let gloo use the interface on which the ranks met, unless GLOO_SOCKET_IFNAME says others -> what that says then.
 
     Left alone gloo takes the address that the host's name resolves to, which on many machines is loopback (other hosts cannot
     reach it) or a network that others do not share. The ranks of one host use loopback, so that nothing listens beyond it.
+
+    Raises:
+        ValueError: GLOO_SOCKET_IFNAME names no interface of this host.
     """
-    given = os.environ.get("GLOO_SOCKET_IFNAME")
-    if given:
-        known = [name for name, _ in interfaces()]
-        if not any(name in known for name in given.split(",")):
-            raise ValueError(f"GLOO_SOCKET_IFNAME={given} names no interface with an address; this host has {', '.join(known)}")
-        return given
+    if named_interface() is not None:
+        return os.environ["GLOO_SOCKET_IFNAME"]
     name = next((n for n, own in interfaces() if own.startswith("127.")), None) if single_host else interface_towards(host, port)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name

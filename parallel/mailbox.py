@@ -28,7 +28,11 @@ class Mailbox:
         self._leaving: deque[list[Pending]] = deque()
 
     def post(self, data: bytes) -> None:
-        """Send ``data`` to every other rank of the group."""
+        """Send ``data`` to every other rank of the group.
+
+        Raises:
+            CollectiveError: a reader did not take the oldest of ``depth`` messages within the group's deadline.
+        """
         assert self.group.index == self.src_index
         if self.group.size == 1:
             return
@@ -58,7 +62,11 @@ class Mailbox:
         return data
 
     def drain(self) -> None:
-        """Wait until every message has left."""
+        """Wait until every message has left.
+
+        Raises:
+            CollectiveError: one did not within the group's deadline.
+        """
         while self._leaving:
             self._wait_oldest()
 

@@ -60,7 +60,11 @@ class Pipe:
         return pending
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, src: int, device: torch.device | None = None) -> torch.Tensor:
-        """The next message of rank ``src``, which has this shape and dtype, on ``device`` (the CPU by default)."""
+        """The next message of rank ``src``, which has this shape and dtype, on ``device`` (the CPU by default).
+
+        Raises:
+            CollectiveError: none came within the group's deadline.
+        """
         x = torch.empty(tuple(shape), dtype=dtype, device=device)
         if x.numel() == 0:
             return x

@@ -21,7 +21,7 @@ class Pulse:
         self._beats = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rorqual-pulse", daemon=True)
-        self.silent_s = 0.0  # seconds without a beat
+        self.silent_s = 0.0  # seconds without a beat, as last looked at; written by the thread alone
 
     def start(self) -> None:
         """Begin to count."""
@@ -30,19 +30,18 @@ class Pulse:
     def beat(self) -> None:
         """The store answered."""
         self._beats += 1
-        self.silent_s = 0.0
 
     def stop(self) -> None:
-        """Count no longer."""
+        """End the count."""
         self._ended.set()
 
     def _loop(self) -> None:
         seen, at = self._beats, time.monotonic()
         while not self._ended.wait(self._interval_s):
             now = time.monotonic()
-            if self._beats == seen:
-                self.silent_s += min(now - at, 2 * self._interval_s)
-            seen, at = self._beats, now
+            beats = self._beats
+            self.silent_s = self.silent_s + min(now - at, 2 * self._interval_s) if beats == seen else 0.0
+            seen, at = beats, now
             if self.silent_s > self._limit_s:
                 self._lost(self.silent_s)
                 return

@@ -103,6 +103,15 @@ def _await(store: Store, key: str, end: float, every: Callable[[], None] | None)
             return False
         every()
         time.sleep(_LOOK_S)
+    return come(store, key, end)
+
+
+def come(store: Store, key: str, end: float) -> bool:
+    """Whether ``key`` is there before ``end``, monotonic seconds; waits for it.
+
+    Raises:
+        RuntimeError: the store is gone.
+    """
     try:
         store.wait([key], timedelta(seconds=max(end - time.monotonic(), 0.001)))
         return True

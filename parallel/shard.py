@@ -39,7 +39,7 @@ class _Sharded(nn.Module):
     weight_scale_inv: nn.Parameter | None  # block scales of an FP8 weight
     bias: nn.Parameter | None
 
-    def _own(self, group: Group, name: str, like: torch.Tensor, shape: tuple[int, ...], shard: Shard | None) -> None:
+    def _own(self, name: str, like: torch.Tensor, shape: tuple[int, ...], shard: Shard | None) -> None:
         parameter = nn.Parameter(torch.empty(shape, dtype=like.dtype, device=like.device), requires_grad=False)
         self.register_parameter(name, parameter)
         if shard is not None:
@@ -79,11 +79,11 @@ class ColumnLinear(_Sharded):
         self.group, self.shards = group, {}
         start, stop = _even(full.out_features, group)
         shard = Shard(dim=0, start=start, stop=stop, full=full.out_features)
-        self._own(group, "weight", full.weight, (stop - start, full.in_features), shard)
+        self._own("weight", full.weight, (stop - start, full.in_features), shard)
         self.register_parameter("bias", None)
         self.register_parameter("weight_scale_inv", None)
         if full.bias is not None:
-            self._own(group, "bias", full.bias, (stop - start,), shard)
+            self._own("bias", full.bias, (stop - start,), shard)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] on every rank -> this rank's block of the outputs."""
@@ -98,11 +98,11 @@ class RowLinear(_Sharded):
         self.group, self.shards = group, {}
         start, stop = _even(full.in_features, group)
         shard = Shard(dim=1, start=start, stop=stop, full=full.in_features)
-        self._own(group, "weight", full.weight, (full.out_features, stop - start), shard)
+        self._own("weight", full.weight, (full.out_features, stop - start), shard)
         self.register_parameter("bias", None)
         self.register_parameter("weight_scale_inv", None)
         if full.bias is not None:
-            self._own(group, "bias", full.bias, (full.out_features,), None)
+            self._own("bias", full.bias, (full.out_features,), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's block of the inputs -> the full product, on every rank."""
@@ -128,7 +128,7 @@ class VocabEmbedding(_Sharded):
         self.group, self.shards = group, {}
         self.start, self.stop, _ = _vocab_part(full.num_embeddings, group)
         shard = Shard(dim=0, start=self.start, stop=self.stop, full=full.num_embeddings)
-        self._own(group, "weight", full.weight, (self.stop - self.start, full.embedding_dim), shard)
+        self._own("weight", full.weight, (self.stop - self.start, full.embedding_dim), shard)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Row ``ids`` of the full table; exactly one rank contributes to each, so the sum is exact."""
@@ -154,7 +154,7 @@ class VocabHead(_Sharded):
         self.group, self.shards = group, {}
         start, stop, self.per_rank = _vocab_part(full.out_features, group)
         self.vocab = full.out_features
-        self._own(group, "weight", full.weight, (stop - start, full.in_features), Shard(dim=0, start=start, stop=stop, full=self.vocab))
+        self._own("weight", full.weight, (stop - start, full.in_features), Shard(dim=0, start=start, stop=stop, full=self.vocab))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, in] on every rank -> all logits [n, vocab] on every rank; the padding of the last ranks is cut off."""

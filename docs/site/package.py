@@ -28,7 +28,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _flags(module: str, name: str) -> str:
-    from rorqual.launch.flags import _show, flag_of
+    from rorqual.engine.option import flag_of
+    from rorqual.launch.flags import _show
 
     lines = ["| setting | flags | default | meaning |", "| --- | --- | --- | --- |"]
     for entry in fields(getattr(import_module(module), name)):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...parallel.debug import debugging
 from ..plan import FLOAT_COLUMNS, INT_COLUMNS
-from ..sampling_params import GREEDY_TEMPERATURE, SamplingParams
+from ..sampling_params import GREEDY_TEMPERATURE, MAX_INT, SamplingParams
 from .bias_table import NO_BIASES, BiasTable, Upload
 
 _NO_BANS = np.zeros((0, 3), dtype=np.int64)
@@ -125,7 +125,7 @@ def ban_rows(slot: int, prompt_len: int, params: SamplingParams, eos_ids: Sequen
     if params.min_tokens == 0:
         return []
     ids = sorted({*eos_ids, *params.stop_ids})
-    return [(slot, prompt_len + params.min_tokens, token) for token in ids]
+    return [(slot, min(prompt_len + params.min_tokens, MAX_INT), token) for token in ids]
 
 
 def param_floats(params: SamplingParams) -> tuple[float, ...]:

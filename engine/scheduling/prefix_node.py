@@ -14,7 +14,7 @@ class PrefixNode:
 
     tokens: I32  # int32 [len(pages) * page_size]
     pages: list[int]  # one page per page_size tokens
-    parent: PrefixNode | None  # None: the root, or no longer in the tree
+    parent: PrefixNode | None  # None: the root, or not in the tree
     stamp: int  # when it was last used; never later than its parent
     locks: int = 0  # paths through this node that are protected
     children: dict[bytes, PrefixNode] = field(default_factory=dict)  # by the tokens of their first page

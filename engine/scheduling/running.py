@@ -40,7 +40,7 @@ class RunningSet:
         self._by_id[seat.request.request_id] = seat
 
     def remove(self, seat: Seat) -> None:
-        """A seat's stay ends: its request no longer names slot and pages."""
+        """A seat's stay ends: its request names neither slot nor pages."""
         place = bisect_left(self._sorted, seat.rank, key=_RANK)
         while self._sorted[place] is not seat:  # ranks are unique unless a caller reuses an index
             place += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..offload.host_pages import HostPages
 from ..offload.residency import Residency
@@ -17,24 +16,12 @@ from .flights import Flight, Flights
 from .pool import Pool
 from .running import RunningSet
 from .scheduler_config import SchedulerConfig
+from .scheduler_stats import SchedulerStats
 from .seat import Seat
 from .stepper import Stepper
 from .waiting import WaitingQueue
 
-__all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
-
-
-@dataclass(kw_only=True)
-class SchedulerStats:
-    """Counters since the start."""
-
-    preemptions: int = 0  # times a running request lost its pages
-    cached_tokens: int = 0  # tokens taken from the prefix tree at admission
-    queried_tokens: int = 0  # tokens of admitted requests, those included
-    computed_tokens: int = 0  # tokens scheduled for computation
-    evictions: int = 0  # pages dropped from the prefix tree to make room
-    plans: int = 0  # plans made
-    empty_plans: int = 0  # of these, without a row
+__all__ = ["Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
@@ -149,13 +136,8 @@ class Scheduler:
         sampled = [(row[0], row[0].request.generation) for row in rows if row[3]]
         self._flights.push(Flight(step=self._step, seats=[row[0] for row in rows], sampled=sampled))
         self._step += 1
-        stats = self.stats
-        stats.plans += 1
-        stats.empty_plans += not rows
-        stats.computed_tokens += sum(row[2] for row in rows)
-        stats.cached_tokens += builder.cached_tokens
-        stats.queried_tokens += builder.queried_tokens
-        stats.preemptions, stats.evictions = self._stepper.preemptions, self._pool.evictions
+        self.stats.count(builder, rows)
+        self.stats.preemptions, self.stats.evictions = self._stepper.preemptions, self._pool.evictions
         return plan
 
     def complete(self, step: int, tokens: Sequence[int]) -> list[tuple[Request, int]]:

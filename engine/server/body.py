@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .config import ServerConfig
 from .errors import ApiError, shorten
+from .http_settings import HttpSettings
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -19,7 +19,7 @@ _decoders: dict[type, Any] = {}
 _PLACE = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
-async def read_body(headers: Any, receive: Receive, config: ServerConfig) -> bytes:
+async def read_body(headers: Any, receive: Receive, config: HttpSettings) -> bytes:
     """The whole body.
 
     Raises:

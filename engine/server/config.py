@@ -6,22 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..option import option
+from ..option import check_least, check_seconds, option
+from .http_settings import HttpSettings
 
 #: names of environment variables that may hold the API key, ours first
 KEY_VARIABLES = ("RORQUAL_API_KEY", "VLLM_API_KEY")
-_SECONDS = (
-    "header_timeout", "body_timeout", "keep_alive_timeout", "send_timeout", "request_timeout", "health_timeout", "control_timeout",
-    "structured_compile_timeout",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(HttpSettings):
     """Where the HTTP processes listen, whom they let in, and how much they take."""
 
-    host: str = option("127.0.0.1", "Address to listen on; this machine alone can reach the default.", group="server")
-    port: int = option(8000, "Port to listen on; 0 takes a free one and says which.", group="server")
     uds: str | None = option(None, "Path of a Unix socket to listen on, instead of host and port.", group="server")
     api_server_count: int = option(1, "HTTP processes that share the port.", "-asc", group="server")
     api_key: tuple[str, ...] | None = option(
@@ -35,15 +30,8 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] | None = option(
         None, "Web origins whose pages may use the server ('*' for all); none by default.", group="server"
     )
-    disable_access_log: bool = option(False, "No line in the log for each HTTP request.", "--disable-uvicorn-access-log", group="server")
 
-    max_request_bytes: int = option(16 << 20, "Largest body of a request, bytes; larger ones get 413.", group="server limits")
-    max_concurrent_requests: int = option(
-        4096, "Requests that one HTTP process has open at a time; more get 429 with Retry-After.", group="server limits"
-    )
     max_completions: int = option(1024, "Most completions of one request: prompts times n.", group="server limits")
-    header_timeout: float = option(10.0, "Seconds in which the head of a request must arrive.", group="server limits")
-    body_timeout: float = option(30.0, "Seconds in which the body of a request must arrive; later ones get 408.", group="server limits")
     keep_alive_timeout: float = option(30.0, "Seconds for which a connection without a request is kept.", group="server limits")
     send_timeout: float = option(
         120.0, "Seconds after which a client that reads none of its stream is dropped and its request aborted.", group="server limits"
@@ -81,15 +69,11 @@ def check_server_config(config: ServerConfig) -> ServerConfig:
     Raises:
         ValueError: a value out of range; names the flag and the fix.
     """
-    if not 0 <= config.port <= 65535:
-        raise ValueError(f"--port must be from 0 (any free one) to 65535, found {config.port}")
-    for name in ("api_server_count", "max_request_bytes", "max_concurrent_requests", "max_completions"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, found {getattr(config, name)}")
-    for name in _SECONDS:
-        value = getattr(config, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{name.replace('_', '-')} must be more than 0 seconds, found {value}")
+    config.check_http()
+    check_least(config, 1, "api_server_count", "max_completions")
+    check_seconds(
+        config, "keep_alive_timeout", "send_timeout", "request_timeout", "health_timeout", "control_timeout", "structured_compile_timeout"
+    )
     if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
         raise ValueError("HTTPS needs both --ssl-keyfile and --ssl-certfile; found one of them")
     if any(not key for key in config.api_key or ()):

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...engine.config import EngineConfig, option
+from ...engine.config import EngineConfig
+from ...engine.option import check_least, option
 from ...engine.sampling_params import SamplingParams
 from ..doctor import versions
 from ..errors import rank
 from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
+from ..model_argument import add_model, model_of
 from ..session import open_llm
 from .datasets.random_ids import random_requests
 from .decode_step import profile_decode
@@ -48,7 +50,7 @@ class LatencyConfig:
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model; 'tiny' when neither is given.")
+    add_model(parser, "tiny")
     add_options(parser, LatencyConfig)
     add_options(parser, EngineConfig)
     add_spellings(parser)
@@ -57,10 +59,9 @@ def add_parser(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code."""
     config = LatencyConfig(**chosen(args, LatencyConfig))
-    model = args.model_name or getattr(args, "model", None) or "tiny"
-    for name, least in (("batch_size", 1), ("n", 1), ("num_iters", 0), ("num_iters_warmup", 0)):
-        if getattr(config, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, found {getattr(config, name)}")
+    model = model_of(args, "tiny")
+    check_least(config, 1, "batch_size", "n")
+    check_least(config, 0, "num_iters", "num_iters_warmup")
     if rank() == 0:
         check_writable(config.output_json, "--output-json")
         check_folder(config.results_dir)

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
-from ...engine.config import EngineConfig, option
+from ...engine.config import EngineConfig
+from ...engine.option import check_least, option
 from ...engine.sampling_params import SamplingParams
 from ..doctor import versions
 from ..errors import rank
 from ..flags import Parser, add_options, add_spellings, chosen
 from ..generate import check_writable
+from ..model_argument import add_model, model_of
 from ..prompts import PromptItem, engine_prompts
 from ..session import open_llm
 from .datasets.config import DatasetConfig
@@ -56,7 +58,7 @@ class ThroughputConfig:
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model; 'tiny' when neither is given.")
+    add_model(parser, "tiny")
     add_options(parser, ThroughputConfig)
     add_options(parser, DatasetConfig)
     add_options(parser, EngineConfig)
@@ -83,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
     config = ThroughputConfig(**chosen(args, ThroughputConfig))
     dataset = DatasetConfig(**chosen(args, DatasetConfig))
     dataset_of(dataset)  # a wrong one is told before a model is loaded
-    model = args.model_name or getattr(args, "model", None) or "tiny"
+    model = model_of(args, "tiny")
     if rank() == 0:
         check_writable(config.output_json, "--output-json")
         check_folder(config.results_dir)
+    check_least(config, 1, "runs", "peer_finalists", *(["threads"] if config.threads is not None else []))
+    check_least(config, 0, "warmup_requests")
     if config.threads is not None:
-        if config.threads < 1:
-            raise ValueError(f"--threads must be at least 1, found {config.threads}")
         torch.set_num_threads(config.threads)
     settings = {"disable_log_stats": True, **chosen(args, EngineConfig, skip=("model",))}
     ours, requests, facts = _run_rorqual(model, config, dataset, settings)
@@ -133,7 +135,7 @@ def _run_rorqual(
             llm.generate(others, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), use_tqdm=False)
         params = [SamplingParams(temperature=0.0, max_tokens=r.output_len, ignore_eos=True) for r in requests]
         seconds = float("inf")
-        for _ in range(max(1, config.runs)):
+        for _ in range(config.runs):
             llm.reset_prefix_cache()
             start = time.monotonic()
             outputs = llm.generate(prompts, params, use_tqdm=True)

@@ -8,20 +8,17 @@ from dataclasses import asdict
 
 from ..flags import Parser
 from .files import load_of
-from .machine import add_cost, cost_of
+from .machine import add_cost, add_coverage, add_load, cost_of
 
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("load", nargs="+", metavar="LOAD", help="Recorded or made load (several files: of several ranks).")
+    add_load(parser)
     parser.add_argument("--ranks", type=int, metavar="N", help="Ranks that experts are spread over; default: as the trace says.")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="Nodes that the ranks are on. (default: 1)")
     parser.add_argument("--target", type=float, default=1.02, metavar="X", help="Imbalance (max/mean) that is enough. (default: 1.02)")
     parser.add_argument("--slots", type=int, nargs="+", metavar="N", help="Numbers of slots to try; default: up to four more on each rank.")
-    parser.add_argument(
-        "--coverage", choices=("any", "ranks", "nodes"), default="any",
-        help="Every expert on two ranks or two nodes where slots allow. (default: any)",
-    )  # fmt: skip
+    add_coverage(parser)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     add_cost(parser)
 

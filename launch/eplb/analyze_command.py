@@ -10,7 +10,7 @@ from ..console import table
 from ..flags import Parser
 from .balance_text import balance_table
 from .files import load_of
-from .machine import add_cost, add_machine, cost_of, machine_of, machine_text
+from .machine import add_cost, add_load, add_machine, cost_of, machine_of, machine_text
 
 if TYPE_CHECKING:
     from ...moe.eplb.analysis import Analysis
@@ -22,7 +22,7 @@ _SHOWN = 5  # layers in the table of the most uneven ones
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("load", nargs="+", metavar="LOAD", help="Recorded or made load (several files: of several ranks).")
+    add_load(parser)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     add_machine(parser)
     add_cost(parser)

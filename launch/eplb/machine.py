@@ -1,4 +1,4 @@
-"""Flags that several commands share: the machine that experts are placed on, and what its steps cost."""
+"""Flags that several commands share: the load, the machine that experts are placed on, and what its steps cost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from ...moe.eplb.cost import CostModel
     from ...moe.eplb.topology import Topology
     from ...moe.eplb.trace import LoadTrace
+
+
+def add_load(parser: Parser, what: str = "Recorded or made load") -> None:
+    """The argument ``load``, files for ``files.load_of``."""
+    parser.add_argument("load", nargs="+", metavar="LOAD", help=f"{what} (several files: of several ranks).")
+
+
+def add_coverage(parser: Parser) -> None:
+    """The flag ``--coverage``."""
+    parser.add_argument(
+        "--coverage", choices=("any", "ranks", "nodes"), default="any",
+        help="Every expert on two ranks or two nodes where slots allow. (default: any)",
+    )  # fmt: skip
 
 
 def add_machine(parser: Parser) -> None:

@@ -13,7 +13,7 @@ from ..flags import Parser
 from ..inspect_text import human_bytes
 from ..quantities import parse_bytes
 from .files import check_out, load_of, save_map, slots_of
-from .machine import add_cost, add_machine, cost_of, machine_of, machine_text
+from .machine import add_cost, add_coverage, add_load, add_machine, cost_of, machine_of, machine_text
 
 if TYPE_CHECKING:
     from ...moe.eplb.plan import Floats, Plan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("load", nargs="+", metavar="LOAD", help="Recorded or made load (several files: of several ranks).")
+    add_load(parser)
     parser.add_argument("--out", metavar="FILE", help="Where to write the map; the name's end chooses the format, --to another.")
     parser.add_argument("--to", metavar="FORMAT", help="Format of the map (`rorqual eplb convert --help` lists them).")
     parser.add_argument("--previous", metavar="MAP", help="What is placed now: the plan moves as little as it can.")
@@ -35,10 +35,7 @@ def add_parser(parser: Parser) -> None:
     parser.add_argument("--target", type=float, default=1.02, metavar="X", help="Imbalance at which a re-plan is content. (default: 1.02)")
     parser.add_argument("--budget", metavar="SIZE", help="Bytes that may be moved in all, with --previous; default: no limit.")
     parser.add_argument("--horizon", type=int, metavar="N", help="Steps within which a move must pay, with --previous; default: need not.")
-    parser.add_argument(
-        "--coverage", choices=("any", "ranks", "nodes"), default="any",
-        help="Every expert on two ranks or two nodes where slots allow. (default: any)",
-    )  # fmt: skip
+    add_coverage(parser)
     parser.add_argument("--explain", metavar="LAYER:EXPERT", help="Say why this expert has the replicas it has (numbers of the model).")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     add_machine(parser)

@@ -9,8 +9,8 @@ from typing import Any
 from ...engine.config import EngineConfig
 from ..errors import rank
 from ..flags import Parser, add_options, add_spellings, chosen
-from ..generate import model_of
-from ..prompts import engine_prompts, gather_prompts
+from ..model_argument import add_model, model_of
+from ..prompts import add_prompts, engine_prompts, gather_prompts
 from ..sampling_flags import add_sampling, sampling_params
 from ..session import open_llm
 from .analyze_command import trace_text
@@ -23,14 +23,10 @@ _MANY = 1_000_000  # steps that are kept unless the buffer is set
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="Folder of a checkpoint, a hub id, or 'tiny'. (default: tiny)")
+    add_model(parser, "tiny")
     group = parser.add_argument_group("prompts and output")
     group.add_argument("--out", required=True, metavar="FILE", help="Where to write: .parquet, .jsonl, or .pt as SGLang dumps.")
-    group.add_argument("--prompt", nargs="+", action="extend", default=[], metavar="TEXT", help="Prompts; MODEL goes before them.")
-    group.add_argument(
-        "--prompts-file", metavar="FILE", help='JSON lines with "prompt", "prompt_token_ids" or "messages"; .txt: a prompt a line.'
-    )
-    group.add_argument("--chat", action="store_true", help="Treat every plain prompt as what a user says in a conversation.")
+    add_prompts(group)
     group.add_argument("--repeat", type=int, default=1, metavar="N", help="Run the prompts so many times. (default: 1)")
     add_sampling(parser)
     add_options(parser, EngineConfig, skip=_OURS)
@@ -39,9 +35,7 @@ def add_parser(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the model and write the load; the exit code."""
-    if args.model_name is None and getattr(args, "model", None) is None:
-        args.model_name = "tiny"
-    model = model_of(args)
+    model = model_of(args, "tiny")
     if args.repeat < 1:
         raise ValueError(f"--repeat must be 1 or more, found {args.repeat}")
     params = sampling_params(args)

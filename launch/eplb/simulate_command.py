@@ -13,7 +13,7 @@ from ..flags import Parser
 from ..inspect_text import human_bytes
 from ..quantities import parse_bytes
 from .files import load_of, slots_of
-from .machine import add_cost, add_machine, cost_of, machine_of, machine_text
+from .machine import add_cost, add_load, add_machine, cost_of, machine_of, machine_text
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ POLICIES = ("none", "eplb", "static", "incremental", "live")
 
 def add_parser(parser: Parser) -> None:
     """Flags of the command."""
-    parser.add_argument(
-        "load", nargs="+", metavar="LOAD", help="Recorded or made load with several steps (several files: of several ranks)."
-    )
+    add_load(parser, "Recorded or made load with several steps")
     parser.add_argument(
         "--policies", nargs="+", metavar="NAME",
         help=f"Of {', '.join(POLICIES)}; default: all. eplb is the published algorithm.",
@@ -109,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(machine_text(machine, trace.n_experts))
     print(f"{trace.n_steps:,} steps, a plan every {rules.interval} steps from the last {rules.window}\n")
-    print(outcome_table(outcomes, least))
+    print(outcome_table(outcomes))
     print("\nTimes are of the experts" + (" and --rest-ms" if rules.rest_seconds else " alone (--rest-ms adds the rest of a step)"), end="")
     print(f", as the cost model predicts them. With perfect balance a step takes {1e3 * least:.2f} ms.")
     return 0
@@ -127,7 +125,7 @@ def _policies(trace: LoadTrace, machine: Topology, rules: Rules) -> list[str]:
     return list(POLICIES)
 
 
-def outcome_table(outcomes: Sequence[Outcome], least: float) -> str:
+def outcome_table(outcomes: Sequence[Outcome]) -> str:
     """What policies made of a trace, one a row."""
     rows: list[list[object]] = []
     phases = sorted({phase for found in outcomes for phase in found.by_phase()} - {"mixed"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from ...parallel.interface import address_towards, interfaces
+from ...parallel.interface import address_towards, interfaces, named_interface
 from ...parallel.muster import Roll, first_of_each_host
 from ...parallel.roll_call import Record, call_roll
 from ...parallel.store import Rendezvous
@@ -39,14 +38,11 @@ def own_address(meeting: Rendezvous) -> tuple[str, str]:
     Raises:
         ValueError: GLOO_SOCKET_IFNAME names no interface of this host.
     """
-    known = dict(interfaces())
-    given = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if given:
-        if given not in known:
-            raise ValueError(f"GLOO_SOCKET_IFNAME={given} names no interface with an address; this host has {', '.join(known)}")
-        return given, known[given]
+    named = named_interface()
+    if named is not None:
+        return named
     address = address_towards(meeting.host, meeting.port) or "127.0.0.1"
-    return next((name for name, own in known.items() if own == address), "?"), address
+    return next((name for name, own in interfaces() if own == address), "?"), address
 
 
 def probe_links(meeting: Rendezvous, prefix: str, roll: Roll, timeout_s: float) -> list[Link]:
@@ -124,7 +120,7 @@ class _Echo:
         threading.Thread(target=self._accept, name="rorqual-echo", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._server.close()
 
     def _accept(self) -> None:

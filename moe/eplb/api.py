@@ -86,17 +86,7 @@ def make_plan(
     if previous is None:
         return _from_nothing(load, topology, aim, steps, coverage, cost)
     before = held_slots(previous, load, topology)
-    start = mend(before, load, topology, coverage)
-    had = had_by_ranks(before, load.shape[1], topology)
-    known = bounds(load, topology)
-    limit = aim.mean(load / steps, topology) * target * (known.partner if objective == "tokens" else 1.0)
-    path = search(load / steps, topology, start, had=had, objective=aim, limit=limit, spread=coverage)
-    choice = decide(path, load / steps, topology, had=had, cost=cost, budget_bytes=budget_bytes, horizon_steps=horizon_steps)
-    slots = _in_their_places(before, choice.slots, topology)
-    kept = (slots == before).all(1).astype(np.int64)
-    plan = assess(slots, load, topology, cost=cost, steps=steps, previous=before, known_bounds=known, kept=kept)
-    above = int((aim.scores(slots, load / steps, topology).max(1) > limit * (1 + 1e-9)).sum())
-    return replace(plan, reason=_reason(plan, choice, before, load, horizon_steps, above))
+    return _from_before(before, load, topology, aim, steps, coverage, cost, target, budget_bytes, horizon_steps)
 
 
 def held_slots(previous: Plan | Ints, load: Floats, topology: Topology) -> Ints:
@@ -139,6 +129,24 @@ def _from_nothing(load: Floats, topology: Topology, aim: Objective, steps: float
     wide = f", experts on two {coverage} where slots allow" if coverage != "any" else ""
     reason = f"planned from nothing for the fewest {aim.kind} on the slowest rank{wide}"
     return assess(path.slots[path.best()], load, topology, cost=cost, steps=steps, reason=reason)
+
+
+def _from_before(
+    before: Ints, load: Floats, topology: Topology, aim: Objective, steps: float, coverage: str, cost: CostModel, target: float,
+    budget_bytes: int | None, horizon_steps: int | None,
+) -> Plan:  # fmt: skip
+    """What the ranks hold, changed by as few moves as the target needs and the budget and the horizon allow."""
+    start = mend(before, load, topology, coverage)
+    had = had_by_ranks(before, load.shape[1], topology)
+    known = bounds(load, topology)
+    limit = aim.mean(load / steps, topology) * target * (known.partner if aim.kind == "tokens" else 1.0)
+    path = search(load / steps, topology, start, had=had, objective=aim, limit=limit, spread=coverage)
+    choice = decide(path, load / steps, topology, had=had, cost=cost, budget_bytes=budget_bytes, horizon_steps=horizon_steps)
+    slots = _in_their_places(before, choice.slots, topology)
+    kept = (slots == before).all(1).astype(np.int64)
+    plan = assess(slots, load, topology, cost=cost, steps=steps, previous=before, known_bounds=known, kept=kept)
+    above = int((aim.scores(slots, load / steps, topology).max(1) > limit * (1 + 1e-9)).sum())
+    return replace(plan, reason=_reason(plan, choice, before, load, horizon_steps, above))
 
 
 def _with_slack(load: Floats, topology: Topology, steps: float, coverage: str, cost: CostModel) -> Plan:

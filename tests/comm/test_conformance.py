@@ -113,3 +113,9 @@ def spoilt(party: Party, half: str) -> Party:
 def test_the_checks_see_a_fault(half: str, check: str) -> None:
     with pytest.raises(CheckFailed, match=f"virtual, rank . of 2, {check}: "):
         in_threads(2, lambda party: run(spoilt(party, half), {check: applicable(party, False, True)[check]}))
+
+
+def test_virtual_ranks_that_do_not_all_meet_are_told() -> None:
+    """One that ends without the others' meeting leaves them waiting: no result of theirs is one."""
+    with pytest.raises(CheckFailed, match="virtual ranks did not all meet within 0.3 s"):
+        in_threads(2, lambda party: party.meet() if party.rank else 7, limit_s=0.3)

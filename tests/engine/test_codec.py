@@ -53,6 +53,8 @@ def test_damaged_messages_are_refused():
         )
     with pytest.raises(ValueError):
         decode_arrays(b"\x02\x00\x00\x00\xc1\xc1")
+    with pytest.raises(ValueError, match="message has 3 bytes, less than the 4"):
+        decode_arrays(data[:3])
 
 
 def test_commands_round_trip():

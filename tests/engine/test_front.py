@@ -48,6 +48,9 @@ def test_bad_prompts_are_refused_and_leave_nothing(prompt, message):
         ({"temperature": 0.0}, None, "found dict"),
         (None, [1], "priority has 1 entries for 2 prompts"),
         (None, [1, "a"], "priority must be integers, found 'a'"),
+        (None, 3, "priority must be a list of integers, one per prompt, found 3"),
+        (None, "12", "priority must be a list of integers, one per prompt, found '12'"),
+        (None, [1, 2**70], "priority must be integers from -9223372036854775807 to 9223372036854775807, found 1180591620717411303424"),
     ],
 )
 def test_bad_params_and_priorities_are_refused_and_leave_nothing(params, priority, message):
@@ -114,6 +117,8 @@ def test_pool_is_what_was_asked_for_or_what_fits():
         ({"page_size": 48}, "page_size 48 is not a power of two from 1 to 256"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, found 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, found 1.5"),
+        ({"max_clock_skew": -1.0}, "max_clock_skew must be 0 seconds or more, found -1.0"),
+        ({"max_clock_skew": float("nan")}, "max_clock_skew .* found nan"),
         ({"dist_timeout": 0.0}, "dist_timeout must be above 0 seconds and at most 1000000, found 0.0"),
         ({"dist_timeout": float("nan")}, "dist_timeout .* found nan"),
         ({"dist_timeout": float("inf")}, "dist_timeout .* found inf"),

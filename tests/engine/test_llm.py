@@ -149,6 +149,38 @@ def test_unknown_request_ids_are_ignored(ids):
     assert ids.generate([[5]], greedy(2), use_tqdm=False)[0].finished
 
 
+def test_the_largest_numbers_are_no_trouble():
+    many = 2**63 - 1
+    with LLM(str(checkpoint("v32")), **ARGS, max_model_len=24) as llm:
+        output = llm.generate([[5]], SamplingParams(max_tokens=many, min_tokens=many), priority=[many], use_tqdm=False)[0].outputs[0]
+    assert output.finish_reason == "length" and len(output.token_ids) == 23
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "x"}, "x", 5])
+def test_messages_that_are_no_list_are_refused(tiny, messages):
+    with pytest.raises(ValueError, match='messages must be a list of dicts with "role" and "content", or a list of such lists, found '):
+        tiny.chat(messages, use_tqdm=False)
+
+
+def test_a_call_that_was_broken_off_does_not_mix_with_another():
+    """As by Ctrl-C in a notebook: its requests are still in the scheduler, and their outputs would be taken for the next call's."""
+    with LLM(str(checkpoint("v32")), **ARGS) as llm:
+        settle = llm.engine.leader._settle
+        steps = []
+
+        def interrupted(plan):
+            settle(plan)
+            steps.append(plan.step)
+            if len(steps) == 3:
+                raise KeyboardInterrupt
+
+        llm.engine.leader._settle = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5], [6]], greedy(8), use_tqdm=False)
+        with pytest.raises(ValueError, match=r"an earlier call of this LLM ended in its middle \(KeyboardInterrupt: \); close it and make"):
+            llm.generate([[7]], greedy(8), use_tqdm=False)
+
+
 def test_priorities_decide_who_runs_first():
     with LLM(str(checkpoint("v32")), **{**ARGS, "max_num_seqs": 1}) as llm:
         order = [c.prompt_index for c in llm.generate_stream([[5], [6], [7]], greedy(2), priority=[2, 1, 0]) if c.output is not None]

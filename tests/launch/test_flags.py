@@ -7,9 +7,10 @@ from typing import get_origin
 import pytest
 
 from rorqual.engine.config import EngineConfig, option
+from rorqual.engine.option import flag_of
 from rorqual.engine.sampling_params import SamplingParams
 from rorqual.launch import cli
-from rorqual.launch.flags import SPELLINGS, Parser, add_options, add_spellings, chosen, flag_of, value_type
+from rorqual.launch.flags import SPELLINGS, Parser, add_options, add_spellings, chosen, value_type
 from rorqual.launch.sampling_flags import CLI_DEFAULTS, SAMPLING, add_sampling, sampling_params
 
 

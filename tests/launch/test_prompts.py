@@ -21,6 +21,17 @@ def test_json_lines_of_every_kind(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_only_line_feeds_end_a_line(tmp_path, mark):
+    """JSON strings may hold these as they are; ``generate --output`` writes them so."""
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"prompt": f"one{mark}two"}, ensure_ascii=False) + '\r\n\n{"prompt": "three"}\n', encoding="utf-8")
+    assert [p.text for p in read_prompts(str(file))] == [f"one{mark}two", "three"]
+    text = tmp_path / "p.txt"
+    text.write_text(f"one{mark}two\nthree", encoding="utf-8")
+    assert [p.text for p in read_prompts(str(text))] == [f"one{mark}two", "three"]
+
+
 def test_a_text_file_has_a_prompt_a_line(tmp_path):
     file = tmp_path / "p.txt"
     file.write_text('one\n\n{"two"\n')

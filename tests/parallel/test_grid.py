@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rorqual.parallel.grid import Grid, GridSpec
+from rorqual.parallel.group import Group
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -142,3 +143,17 @@ def test_what_holds_on_to_groups_is_released_before_they_close() -> None:
     single.close()
     single.close()
     assert seen == [1]
+
+
+def test_closing_goes_on_when_something_cannot_let_go() -> None:
+    grid, told = Grid.single(torch.device("cpu")), []
+    group = Group("tp", (0, 1), 0, process_group=object(), deadline_s=1.0, progress=grid.progress)  # type: ignore[arg-type]
+    grid.tp = group
+
+    def fails() -> None:
+        raise RuntimeError("the device is gone")
+
+    grid.before_close += [lambda: told.append("first"), fails, lambda: told.append("last")]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        grid.close()
+    assert told == ["last", "first"] and group.process_group is None

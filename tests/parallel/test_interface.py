@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rorqual.parallel.interface import address_towards, choose_gloo_interface, host_label, interface_towards, interfaces
+from rorqual.parallel.interface import address_towards, choose_gloo_interface, host_label, interface_towards, interfaces, named_interface
 
 
 def test_loopback_is_known() -> None:
@@ -20,5 +20,8 @@ def test_gloo_gets_loopback_on_one_host_and_keeps_what_is_given(monkeypatch: pyt
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=eth99 names no interface"):
         choose_gloo_interface("127.0.0.1", 9, single_host=True)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99,lo")
+    assert choose_gloo_interface("127.0.0.1", 9, single_host=True) == "eth99,lo" and named_interface() == ("lo", "127.0.0.1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert named_interface() is None
     assert choose_gloo_interface("192.0.2.1", 9, single_host=True) == "lo"

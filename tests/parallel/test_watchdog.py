@@ -194,12 +194,56 @@ print(names())
 """
 
 
-def test_its_thread_has_ended_before_the_interpreter_does() -> None:
-    """A thread that comes back from the store's code into an interpreter that is gone would abort the process."""
+def run_alone(script: str, world_size: int) -> subprocess.CompletedProcess[str]:
+    """``script`` as rank 0 of a job whose other ranks do not come."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
-    ran = subprocess.run([sys.executable, "-c", AT_EXIT], env=env, capture_output=True, text=True, timeout=60)
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": str(world_size)}
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_its_thread_has_ended_before_the_interpreter_does() -> None:
+    """A thread that comes back from the store's code into an interpreter that is gone would abort the process."""
+    ran = run_alone(AT_EXIT, 1)
     before, after = ran.stdout.splitlines()
     assert ran.returncode == 0 and "rorqual-watchdog" in before and "rorqual-watchdog" not in after, ran.stdout + ran.stderr
+
+
+IN_THE_STORE = """
+import json
+from datetime import timedelta
+from rorqual.parallel.progress import Progress
+from rorqual.parallel.store import Rendezvous
+from rorqual.parallel.watchdog import Watchdog
+meeting = Rendezvous.from_env(5.0)
+Watchdog(meeting, "job", Progress(rank=0), deadline_s=60.0).start()
+meeting.connect(5.0).set("job/error", json.dumps({"rank": 1, "step": 3, "error": "KeyError: 'x'"}))
+meeting.store.wait(["what nobody writes"], timedelta(seconds=45))
+"""
+
+
+def test_a_rank_that_waits_in_the_store_is_ended_too() -> None:
+    """As one that connects: its main thread holds its connection, which the watchdog must not need."""
+    begin = time.monotonic()
+    ran = run_alone(IN_THE_STORE, 2)
+    assert ran.returncode == 1 and time.monotonic() - begin < 30, ran.stderr
+    assert "rank 0: stopping because rank 1 failed first, at step 3: KeyError: 'x'" in ran.stderr
+
+
+NO_CONNECTION = """
+import time
+from rorqual.parallel.progress import Progress
+from rorqual.parallel.store import Rendezvous
+from rorqual.parallel.watchdog import Watchdog
+meeting = Rendezvous.from_env(5.0)
+object.__setattr__(meeting, "port", 1)  # the store of the next connection
+Watchdog(meeting, "job", Progress(rank=0), deadline_s=1.0).start()
+time.sleep(45)
+"""
+
+
+def test_a_watchdog_that_cannot_connect_ends_its_rank_and_says_why() -> None:
+    ran = run_alone(NO_CONNECTION, 1)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
+    assert "rank 0: stopping because the store on 127.0.0.1:1, run by rank 0, is gone (cannot reach the store" in ran.stderr

@@ -11,7 +11,6 @@ import msgspec
 
 from .... import __version__
 from ..body import read_body
-from ..config import ServerConfig
 from ..errors import ApiError
 from ..needs import need
 from ..reply import send_error
@@ -114,15 +113,13 @@ class ToAll:
 
     def __init__(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
         self._fleet, self._client = fleet, client
-        config = fleet.config
-        self._limits = ServerConfig(max_request_bytes=config.max_request_bytes, body_timeout=config.body_timeout)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """See the ASGI specification."""
         try:
             # /flush_cache has no body: then no content type is asked for either
             headers = {"content-type": "application/json"} | {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
-            body = await read_body(headers, receive, self._limits)
+            body = await read_body(headers, receive, self._fleet.config)
         except ApiError as error:
             await send_error(send, error)
             return

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ...option import option
+from ...option import check_least, check_seconds, option
 from ...serving.routing.settings import POLICIES, RoutingSettings
+from ..http_settings import HttpSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(RoutingSettings):
+class RouterConfig(HttpSettings, RoutingSettings):
     """Where the router listens, which servers it has, and what it takes. ValueError names what is wrong."""
 
     worker_urls: tuple[str, ...] | None = option(None, "Servers to spread requests over, such as http://10.0.0.1:8000.", group="router")
-    host: str = option("127.0.0.1", "Address to listen on; this machine alone can reach the default.", group="router")
-    port: int = option(8080, "Port to listen on; 0 takes a free one and says which.", group="router")
+    port: int = option(8080, "Port to listen on; 0 takes a free one and says which.", group="HTTP")
     dp_routing: str = option(
         "kv", "Server of a request: by turns, fewest open requests, fewest open tokens, or least work given what it has cached (kv).",
         "--policy", choices=POLICIES, group="routing",
@@ -31,11 +31,6 @@ class RouterConfig(RoutingSettings):
     answer_timeout: float = option(
         600.0, "Seconds for which a server may say nothing: before its answer begins, and within it.", group="router"
     )
-    max_request_bytes: int = option(16 << 20, "Largest body of a request, bytes; larger ones get 413.", group="router limits")
-    max_concurrent_requests: int = option(4096, "Requests that are open at a time; more get 429 with Retry-After.", group="router limits")
-    header_timeout: float = option(10.0, "Seconds in which the head of a request must arrive.", group="router limits")
-    body_timeout: float = option(30.0, "Seconds in which the body of a request must arrive; later ones get 408.", group="router limits")
-    disable_access_log: bool = option(False, "No line in the log for each HTTP request.", group="router")
 
     def __post_init__(self) -> None:
         """Check the servers and the ranges."""
@@ -46,15 +41,10 @@ class RouterConfig(RoutingSettings):
             _check_url(url)
         if len(set(self.urls)) < len(self.urls):
             raise ValueError(f"--worker-urls names a server twice: {' '.join(self.urls)}")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port must be from 0 (any free one) to 65535, found {self.port}")
-        least_of = {"retries": 0, "worker_cache_blocks": 1, "health_failures": 1, "max_request_bytes": 1, "max_concurrent_requests": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, found {getattr(self, name)}")
-        for name in ("health_interval", "health_timeout", "connect_timeout", "answer_timeout", "header_timeout", "body_timeout"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"--{name.replace('_', '-')} must be more than 0 seconds, found {getattr(self, name)}")
+        self.check_http()
+        check_least(self, 0, "retries")
+        check_least(self, 1, "worker_cache_blocks", "health_failures")
+        check_seconds(self, "health_interval", "health_timeout", "connect_timeout", "answer_timeout")
 
     @property
     def urls(self) -> list[str]:

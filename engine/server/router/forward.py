@@ -11,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 
 from ..body import read_body
-from ..config import ServerConfig
 from ..errors import ApiError
 from ..reply import send_error
 from .attempt import TRY_OTHERS, Attempt, Broken
@@ -37,8 +36,6 @@ class Forward:
     def __init__(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
         self.fleet, self.client = fleet, client
         self.open = 0  # requests under way
-        config = fleet.config
-        self._limits = ServerConfig(max_request_bytes=config.max_request_bytes, body_timeout=config.body_timeout)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """See the ASGI specification."""
@@ -49,7 +46,7 @@ class Forward:
             return
         self.open += 1
         try:
-            body = b"" if scope["method"] == "GET" else await read_body(dict(_texts(scope["headers"])), receive, self._limits)
+            body = b"" if scope["method"] == "GET" else await read_body(dict(_texts(scope["headers"])), receive, self.fleet.config)
             await self._until_gone(receive, self._answer(scope, body, send))
         except ApiError as error:
             if error.status != 499:  # the client has gone

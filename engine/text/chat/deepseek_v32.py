@@ -9,10 +9,10 @@ last user message) or "</think>".
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
+from .conversation import Conversation
 from .messages import Message
 from .template import OPTIONAL_ARGS
 
@@ -59,31 +59,23 @@ Here are the functions available in JSONSchema format:
 
 
 class DeepseekV32ChatFormat:
-    """Renders checked messages (``check_messages``) for DeepSeek-V3.2."""
+    """The format of DeepSeek-V3.2."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[dict[str, Any]],
-        thinking: bool | None,
-        add_generation_prompt: bool,
-        template_args: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
+    def render(self, talk: Conversation) -> str:
         """The prompt. ``thinking`` None is False; other template arguments are without meaning here.
 
-        ``tools`` are described in the first system message (an empty one is made when there is none). Reasoning of
+        Tools are described in the first system message (an empty one is made when there is none). Reasoning of
         earlier turns is left out: only what follows the last user message keeps it, and only in thinking mode.
 
         Raises:
             ValueError: an unknown template argument, tool results that do not answer the tool calls before them, an assistant
                 turn after the last user message that lacks reasoning in thinking mode, an empty developer message.
         """
-        unknown = template_args.keys() - OPTIONAL_ARGS
+        unknown = talk.template_args.keys() - OPTIONAL_ARGS
         if unknown:
             raise ValueError(f"chat_template_kwargs has {', '.join(sorted(unknown))}; DeepSeek-V3.2's format knows thinking only")
-        thinking = bool(thinking)
-        turns = _with_tools(list(messages), tools)
+        thinking = bool(talk.thinking)
+        turns = _with_tools(talk.messages, talk.tools)
         last_user = max((i for i, m in enumerate(turns) if m["role"] in ("user", "developer")), default=-1)
         if thinking:
             # the published encoder drops earlier developer messages together with earlier reasoning
@@ -94,7 +86,7 @@ class DeepseekV32ChatFormat:
         for index, message in enumerate(turns):
             role = message["role"]
             answers_due = _check_order(index, message, answers_due)
-            opens = add_generation_prompt or index + 1 < len(turns)
+            opens = talk.add_generation_prompt or index + 1 < len(turns)
             marker = THINK if thinking and index >= last_user else THINK_END
             if role == "system":
                 parts.append(message["content"] + _sections(message))
@@ -110,7 +102,7 @@ class DeepseekV32ChatFormat:
                 parts.append(_assistant(index, message, reasons=thinking and index > last_user))
         if answers_due and turns[-1]["role"] == "tool":
             raise ValueError(f"message {len(turns) - 1}: {answers_due} more tool results are missing for the tool calls before it")
-        if add_generation_prompt and turns[-1]["role"] in ("system", "assistant"):
+        if talk.add_generation_prompt and turns[-1]["role"] in ("system", "assistant"):
             parts.append(ASSISTANT + (THINK if thinking else THINK_END))
         return "".join(parts)
 

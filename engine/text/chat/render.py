@@ -7,24 +7,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..tokenizer import read_json_object
+from .conversation import Conversation
 from .deepseek_v32 import DeepseekV32ChatFormat
-from .messages import Message, check_messages, check_tools
+from .messages import Message
 from .template import JinjaChatFormat, find_template, special_tokens_of
 
 
 class ChatFormat(Protocol):
-    """Renders checked messages to the text of a prompt."""
+    """From a conversation to the text of a prompt."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[dict[str, Any]],
-        thinking: bool | None,
-        add_generation_prompt: bool,
-        template_args: Mapping[str, Any] = ...,
-    ) -> str:
-        """The prompt; ValueError when the format cannot express the messages."""
+    def render(self, talk: Conversation) -> str:
+        """The prompt.
+
+        Raises:
+            ValueError: the format cannot express the conversation.
+        """
 
 
 def load_chat_format(folder: str | Path, *, model_type: str | None = None, with_tools: bool = False) -> ChatFormat:
@@ -77,6 +74,7 @@ def render_chat(
     """
     args = dict(chat_template_kwargs or {})
     thinking = bool(args.pop("thinking", args.pop("enable_thinking", thinking)))
-    checked, described = check_messages(messages), check_tools(tools)
-    chat_format = load_chat_format(folder, model_type=model_type, with_tools=bool(described))
-    return chat_format.render(checked, tools=described, thinking=thinking, add_generation_prompt=add_generation_prompt, template_args=args)
+    talk = Conversation.checked(
+        messages, tools, thinking=thinking, add_generation_prompt=add_generation_prompt, template_args=args
+    )  # fmt: skip
+    return load_chat_format(folder, model_type=model_type, with_tools=bool(talk.tools)).render(talk)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..tokenizer import Tokenizer
+from .conversation import Conversation
 from .deepseek_v32 import THINK, THINK_END
-from .messages import Message, check_messages, check_tools
+from .messages import Message, check_messages
 from .render import ChatFormat, load_chat_format
 from .template import JinjaChatFormat, find_template, special_tokens_of
 
@@ -87,7 +88,6 @@ class ChatRenderer:
             if prompt.rstrip().endswith(THINK):
                 prompt += (last.get("reasoning_content") or "") + THINK_END
             return prompt + str(last["content"])
-        checked, described = check_messages(messages), check_tools(tools)
         args = dict(template_args or {})
         switches = {name: args.pop(name) for name in ("thinking", "enable_thinking") if args.get(name) is not None}
         for name, value in switches.items():
@@ -95,13 +95,11 @@ class ChatRenderer:
                 raise ValueError(f"chat_template_kwargs: {name} must be true or false, found {value!r}")
         if len(set(switches.values())) > 1:
             raise ValueError("chat_template_kwargs: thinking and enable_thinking contradict each other")
-        return self._format(with_tools=bool(described)).render(
-            checked,
-            tools=described,
-            thinking=next(iter(switches.values()), None),
-            add_generation_prompt=add_generation_prompt,
-            template_args=args,
-        )
+        thinking = next(iter(switches.values()), None)
+        talk = Conversation.checked(
+            messages, tools, thinking=thinking, add_generation_prompt=add_generation_prompt, template_args=args
+        )  # fmt: skip
+        return self._format(with_tools=bool(talk.tools)).render(talk)
 
     def _format(self, *, with_tools: bool) -> ChatFormat:
         if self._given is not None:

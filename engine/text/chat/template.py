@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..tokenizer import read_json_object
+from .conversation import Conversation
 from .messages import Message
 
 #: what template code may raise beside jinja's own errors, e.g. adding None to a string
@@ -38,34 +38,24 @@ class JinjaChatFormat:
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template of {origin} cannot be compiled: {error}") from error
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[dict[str, Any]],
-        thinking: bool | None,
-        add_generation_prompt: bool,
-        template_args: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
-        """The prompt.
-
-        With ``thinking`` None the template's own default holds. ``template_args`` are more variables for the template.
+    def render(self, talk: Conversation) -> str:
+        """The prompt. With ``thinking`` None the template's own default holds.
 
         Raises:
             ValueError: the template refuses the messages, or has no place for the tools, calls or results that they bring.
         """
         import jinja2
 
-        self._check(messages, tools, template_args)
+        self._check(talk)
         values = {
-            **template_args,
-            "messages": self._known_roles(messages),
-            "tools": list(tools) or None,
+            **talk.template_args,
+            "messages": self._known_roles(talk.messages),
+            "tools": talk.tools or None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": talk.add_generation_prompt,
         }
-        if thinking is not None:
-            values["thinking"] = values["enable_thinking"] = thinking  # DeepSeek's name, GLM's name
+        if talk.thinking is not None:
+            values["thinking"] = values["enable_thinking"] = talk.thinking  # DeepSeek's name, GLM's name
         try:
             return str(self._template.render(**self._special_tokens, **values))
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
@@ -77,20 +67,20 @@ class JinjaChatFormat:
             return list(messages)
         return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
-    def _check(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], template_args: Mapping[str, Any]) -> None:
+    def _check(self, talk: Conversation) -> None:
         """Raise ValueError for what the template would leave out of the prompt without a word."""
         fix = "; give another template with --chat-template"
-        if tools and "tools" not in self.source:
+        if talk.tools and "tools" not in self.source:
             raise ValueError(f"the chat template of {self._origin} has no place for tools{fix}")
-        for index, message in enumerate(messages):
+        for index, message in enumerate(talk.messages):
             if message.get("tool_calls") and "tool_calls" not in self.source:
                 raise ValueError(f"message {index}: the chat template of {self._origin} has no place for tool_calls{fix}")
             if message["role"] == "tool" and "tool" not in self.source:
                 raise ValueError(f"message {index}: the chat template of {self._origin} has no place for tool results{fix}")
-        own = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens} & template_args.keys()
+        own = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens} & talk.template_args.keys()
         if own:
             raise ValueError(f"chat_template_kwargs must not have {', '.join(sorted(own))}, which the server sets itself")
-        unknown = template_args.keys() - self.variables - OPTIONAL_ARGS
+        unknown = talk.template_args.keys() - self.variables - OPTIONAL_ARGS
         if unknown:
             known = ", ".join(sorted(self.variables - {"messages", "tools", "add_generation_prompt", *self._special_tokens, *_FUNCTIONS}))
             raise ValueError(

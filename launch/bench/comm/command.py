@@ -11,6 +11,7 @@ import torch
 
 from ....comm.checks import PAYLOADS
 from ....comm.dispatcher import EPSpec
+from ....engine.option import check_least
 from ...flags import Parser
 from ..kv.tables import add_output_flags, check_outputs, write
 from ..results import read_results
@@ -60,9 +61,7 @@ def add_parser(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code."""
     check_outputs(args)
-    for name in ("virtual_ranks", "repeat", "max_sms", "slots", "ranks_per_node", "layers", "step_tokens"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {getattr(args, name)}")
+    check_least(args, 1, "virtual_ranks", "repeat", "max_sms", "slots", "ranks_per_node", "layers", "step_tokens")
     if args.step_model:
         return _step_model(args)
     given = {

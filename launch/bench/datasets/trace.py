@@ -7,11 +7,11 @@ two requests whose ids begin alike begin alike. The texts are not published; blo
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...text_lines import numbered_lines
 from .random_ids import draw_ids
 from .request import Request
 
@@ -37,8 +37,7 @@ def trace_requests(
         raise ValueError(
             f"a trace needs blocks of 1 token or more and time that goes on, found {block} tokens, {seconds_per_unit} s a unit"
         )
-    lines = [(n, line) for n, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1) if line.strip()]
-    lines = lines[start : None if count is None else start + count]
+    lines = numbered_lines(path)[start : None if count is None else start + count]
     entries = sorted((_entry(line, f"{path} line {number}", block) for number, line in lines), key=lambda entry: float(entry["timestamp"]))
     if not entries:
         raise ValueError(f"{path} holds no requests from line {start + 1} on")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from ....engine.option import check_least
 from ....moe.eplb.locality.routing import Gate, make_router
 from ....moe.eplb.topology import Topology
 from ....moe.kernels.fused_experts_torch import ExpertWeights
@@ -77,9 +78,7 @@ def _complete(args: argparse.Namespace) -> None:
     for name, (on_gpu, on_cpu, _) in _SIZES.items():
         if getattr(args, name) is None:
             setattr(args, name, on_gpu if args.device == "cuda" else on_cpu)
-        least = 0 if name in _MAY_BE_NONE else 1
-        if getattr(args, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, found {getattr(args, name)}")
+        check_least(args, 0 if name in _MAY_BE_NONE else 1, name)
     if args.hidden % 128 or args.inner % 128:
         raise ValueError(f"--hidden {args.hidden} and --inner {args.inner} must be multiples of 128, the blocks of FP8 experts")
     if args.only != "slots" and not args.prefill_tokens and not args.decode_tokens:

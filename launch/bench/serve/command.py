@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     check_folder(load.results_dir)
     measured = run_loop(measure(args.model_name or args.model, target, load, dataset))
     print(shown(measured, load))
-    result = record(measured, target, load, dataset)
+    result = record(measured, target, load)
     if load.save_result or load.append_result or load.save_detailed or load.result_filename is not None:
         print(f"wrote {save(result, load)}")
     if load.results_dir is not None:

@@ -49,7 +49,7 @@ def _runs(path: Path) -> list[dict[str, Any]]:
         values = [json.loads(text)]
     except json.JSONDecodeError:
         try:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+            values = [json.loads(line) for line in text.split("\n") if line.strip()]
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON, nor JSON lines: {error}") from None
     values = values[0] if len(values) == 1 and isinstance(values[0], list) else values

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from .... import __version__
-from ..datasets.config import DatasetConfig
 from ..results import Results, Row, today
 from .config import ServeBenchConfig, TargetConfig
 from .run import Measured, now
@@ -35,7 +34,7 @@ def client_versions() -> dict[str, str | None]:
     return found
 
 
-def record(measured: Measured, target: TargetConfig, load: ServeBenchConfig, dataset: DatasetConfig) -> dict[str, Any]:
+def record(measured: Measured, target: TargetConfig, load: ServeBenchConfig) -> dict[str, Any]:
     """All that the file holds; ``save_detailed`` adds each request."""
     result: dict[str, Any] = {
         "date": now(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....engine.option import option
+from ....engine.option import check_least, option
 from ...console import table
 from ...flags import Parser, add_options, chosen
 from ..datasets.config import DatasetConfig
@@ -54,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code."""
     need_packages()
     config = ServerBenchConfig(**chosen(args, ServerBenchConfig))
-    for name in ("concurrency", "num_prompts", "input_len", "output_len", "runs", "api_server_count"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {getattr(config, name)}")
+    check_least(config, 1, "concurrency", "num_prompts", "input_len", "output_len", "runs", "api_server_count")
     for folder in (config.results_dir, config.profile_dir):
         check_folder(folder)
     port = free_port()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...text_lines import numbered_lines
 from ..datasets.config import DatasetConfig
 from ..datasets.make import dataset_of
 from ..serve.config import ServeBenchConfig
@@ -95,9 +95,8 @@ def done(path: Path) -> set[tuple[str, str]]:
     """(server, load) of each run that a file holds."""
     if not path.exists():
         return set()
-    lines: Sequence[str] = path.read_text(encoding="utf-8").splitlines()
     try:
-        runs = [json.loads(line) for line in lines if line.strip()]
+        runs = [json.loads(line) for _, line in numbered_lines(path)]
         return {(run["sweep_server"], run["sweep_load"]) for run in runs}
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"{path} is no file of a sweep; name another folder with --output-dir") from None

@@ -81,7 +81,7 @@ def _measure_server(
 def _run(target: TargetConfig, server: ServerCase, case: LoadCase, model: str | None, path: Path) -> bool:
     """Measure one load and add it to the file; True when nothing succeeded."""
     measured = serve_command.run_loop(measure(model, target, case.load, case.dataset))
-    result: dict[str, Any] = record(measured, target, case.load, case.dataset)
+    result: dict[str, Any] = record(measured, target, case.load)
     result |= {"sweep_server": server.name, "sweep_load": case.key, "layout": server.layout or result["layout"] or server.name}
     if server.devices is not None:
         result["devices"] = server.devices

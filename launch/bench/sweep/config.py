@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ....engine.option import option
+from ....engine.option import check_least, option
 
 #: degree of a layout's word -> the flag of ``rorqual serve``
 DEGREES = {"pp": "--pipeline-parallel-size", "dp": "--data-parallel-size", "tp": "--tensor-parallel-size"}
@@ -32,9 +32,7 @@ class SweepConfig:
     server_timeout_s: float = option(1200.0, "How long a server may take to come up.", group="sweep")
 
     def __post_init__(self) -> None:
-        for name in ("num_runs", "prompts_per_client"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {getattr(self, name)}")
+        check_least(self, 1, "num_runs", "prompts_per_client")
         if any(n < 1 for n in self.concurrency) or not all(rate > 0 for rate in self.request_rates):
             raise ValueError("--concurrency and --request-rates must be above 0")
         if self.serve_cmd is None and (self.layouts or self.serve_params):

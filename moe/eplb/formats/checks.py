@@ -47,7 +47,7 @@ def problems(trace: LoadTrace, *, n_experts: int | None = None, top_k: int | Non
         found += _layers_differ(trace)
         found += _even(trace, choices)
     found += _top_k(trace, choices)
-    found += _layers(trace, total)
+    found += _layers(trace)
     return found
 
 
@@ -157,7 +157,7 @@ def _top_k(trace: LoadTrace, top_k: int | None) -> list[Problem]:
     return [Problem(kind="top-k", text=text)]
 
 
-def _layers(trace: LoadTrace, total: Ints) -> list[Problem]:
+def _layers(trace: LoadTrace) -> list[Problem]:
     found: list[Problem] = []
     idle = zero_layers(trace)
     if idle:

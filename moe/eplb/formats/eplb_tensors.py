@@ -21,7 +21,6 @@ from .values import MOST, counts_of, integers
 from .vllm import check_back
 
 _KINDS = ("pt", "safetensors", "npz")
-_SUFFIXES = (".pt", ".safetensors", ".npz")
 
 
 def matches_load(raw: Raw) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..plan import Plan
 from ..topology import Ints, Topology
 
 
@@ -40,14 +39,6 @@ class ExpertMap:
                 f"expert map: layer {self.layer_ids[layer]}, slot {slot} holds expert {self.slot_to_expert[layer, slot]}; "
                 f"there are 0 to {self.n_experts - 1}, and -1 for an empty slot"
             )
-
-    @classmethod
-    def of_plan(cls, plan: Plan, layer_ids: Sequence[int] | None = None, meta: dict[str, str] | None = None) -> ExpertMap:
-        """What a plan says; layers are numbered from 0 without ``layer_ids``."""
-        ids = tuple(range(plan.n_layers)) if layer_ids is None else tuple(layer_ids)
-        return cls(
-            slot_to_expert=plan.slot_to_expert, n_experts=plan.n_experts, layer_ids=ids, topology=plan.topology, meta=dict(meta or {})
-        )
 
     @property
     def n_slots(self) -> int:

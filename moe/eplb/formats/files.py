@@ -138,7 +138,7 @@ def _text(path: Path) -> Raw:
         try:
             return Raw(kind="json", data=json.loads(text), name=str(path))
         except json.JSONDecodeError:
-            lines = [line for line in text.splitlines() if line.strip()]
+            lines = [line for line in text.split("\n") if line.strip()]
             found = [_json(line, f"{path}, line {i + 1}") for i, line in enumerate(lines)]
             return Raw(kind="jsonl", data=found, name=str(path))
     yaml = need("yaml")

@@ -20,6 +20,7 @@ from .message import PlanMessage
 from .points import Probe
 from .schedule import make_schedule
 from .transport import LinkError, Transport
+from .trouble import Trouble
 
 Counts = npt.NDArray[np.int64]
 #: (load [layers, experts], slots now [layers, slots]) -> what has ``slot_to_expert`` [layers, slots] and ``reason``, such as a ``Plan``
@@ -27,24 +28,15 @@ MakePlan = Callable[[Floats, Ints], Any]
 
 
 @dataclass(kw_only=True)
-class Planned:
-    """What a rank knows when planning is over."""
+class Planned(Trouble):
+    """What a rank knows when planning is over; without a problem it has a plan."""
 
-    problems: list[str] = field(default_factory=list)  # none: it has a plan
-    blamed: int = -1  # rank that a problem is about, if one is
-    broken: bool = False  # a connection failed
     reason: str = ""  # of the plan
     target: Ints | None = None  # [layers, slots]
     batches: list[Batch] = field(default_factory=list)
     before: float = 0.0  # imbalance now, as the load has it
     after: float = 0.0  # and with the plan
     digest: int = 0  # equal on two ranks if they are about to do the same
-
-    def fail(self, text: str, peer: int = -1) -> None:
-        """Note a problem; the first one counts."""
-        if not self.problems:
-            self.blamed = peer
-        self.problems.append(text)
 
 
 @dataclass(kw_only=True)

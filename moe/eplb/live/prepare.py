@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from .staging import Staging
 from .state import ExpertState
 from .tables import Tables
 from .transport import LinkError, Transport
+from .trouble import Trouble
 from .worker import Gate
 
 #: tensors of a logical expert by declared name, without the slot dimension: (MoE layer, expert) -> tensors
@@ -23,22 +24,13 @@ LoadExpert = Callable[[int, int], Mapping[str, torch.Tensor]]
 
 
 @dataclass(kw_only=True)
-class Prepared:
-    """What a rank has of a batch when its first phase is over."""
+class Prepared(Trouble):
+    """What a rank has of a batch when its first phase is over; without a problem it is ready."""
 
-    problems: list[str] = field(default_factory=list)  # none: it is ready
-    blamed: int = -1  # rank that a problem is about, if one is
-    broken: bool = False  # a connection failed
     stopped: bool = False  # given up before it was done
     dealt: Any = None  # tables of the layers that change, for the commit
     n_received: int = 0
     n_loaded: int = 0
-
-    def fail(self, text: str, peer: int = -1) -> None:
-        """Note a problem; the first one counts."""
-        if not self.problems:
-            self.blamed = peer
-        self.problems.append(text)
 
 
 @dataclass(kw_only=True)

@@ -146,10 +146,6 @@ class LoadRecorder:
         """Steps that ``window`` covers: its length, up to a part in 16 more, or all steps if there were fewer."""
         return self._window.covered
 
-    def restart_window(self) -> None:
-        """Steps before now no longer count: the experts that answer have changed."""
-        self._window.restart()
-
     def clear(self) -> None:
         """Forget the recorded steps."""
         self._notes.clear()

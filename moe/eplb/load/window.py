@@ -56,11 +56,6 @@ class LoadWindow:
         """[rows, experts] int64 choices of the window."""
         return self._now() - self._ring[self._oldest % len(self._ring)]
 
-    def restart(self) -> None:
-        """Forget the window: what is counted from now on is all there is."""
-        self.steps = 0
-        self._ring[0].copy_(self._now())
-
     @property
     def _oldest(self) -> int:
         return max(0, self.steps // self.every - self._keep)

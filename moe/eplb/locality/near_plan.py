@@ -11,17 +11,16 @@ from ..assess import assess
 from ..cost import CostModel
 from ..plan import Floats, Plan
 from ..planner.replicate import share_out
-from ..planner.static import checked_load, keep_slots
+from ..planner.static import keep_slots
 from ..topology import Ints, Topology
 from .coactivation import coactivation, gather
-from .communities import blocks
 from .homes import Choices, Homes
 from .near import NearChoice, learn_prices
 from .nodes import Nodes, pack_nodes, replicate_within
 from .parts import Parts, start_homes
 from .routing import Routing
 from .settle import Rooms, settle
-from .soft import TOKENS, check_routing
+from .task import TOKENS, Task
 
 FILL = 0.6  # of a rank's fair share that a replica should bring
 EVEN = 1.0  # of an expert's tokens that a node must have more than another whose load is higher by its fair share
@@ -67,12 +66,10 @@ def plan_near(
     Raises:
         ValueError: load, routing and topology do not fit each other, or a weight below zero.
     """
-    load = checked_load(load)
-    check_routing(load, routing, topology, weight, n_groups)
-    nodes = Nodes.of(topology, load.shape[1])
-    sample = routing.tokens(max(0, routing.n_tokens - TOKENS))
+    task = Task.of(load, routing, topology, weight=weight, n_groups=n_groups)
+    load, sample, nodes = task.load, task.sample, task.nodes
     counts, _ = share_out(load, int(nodes.slots.sum()), most=nodes.n_ranks)
-    home, on_node = _homes(load, sample, nodes, counts == 1, weight, blocks(load, routing, n_groups, nodes.n))
+    home, on_node = _homes(load, sample, nodes, counts == 1, weight, task.block)
     copies = _spread(load, sample, nodes, counts, home, on_node)
     brought = _brought(load, sample, nodes, copies)
     copies = replicate_within(brought, copies, nodes)

@@ -10,20 +10,18 @@ from ..assess import assess
 from ..cost import CostModel
 from ..metrics import imbalance
 from ..plan import Floats, Plan, rank_loads
-from ..planner.seats import Seats
-from ..planner.static import check_room, checked_load, keep_slots, plan_static
+from ..planner.static import keep_slots, plan_static
 from ..topology import Ints, Topology
 from .coactivation import coactivation, gather
-from .communities import blocks
 from .fan_out import choose_even, fan_out
 from .homes import Choices, Homes
 from .nodes import Nodes, pack_nodes, replicate_within
 from .parts import Parts, start_homes
 from .routing import Routing
 from .settle import Rooms, settle
+from .task import Task
 
 JUDGES = 512  # tokens that judge whether the search did better than balance alone
-TOKENS = 2048  # tokens that the search looks at: with fewer it learns the sample by heart, more take longer
 
 
 def plan_local(
@@ -55,11 +53,9 @@ def plan_local(
     Raises:
         ValueError: load, routing and topology do not fit each other, or a weight below zero.
     """
-    load = checked_load(load)
-    check_routing(load, routing, topology, weight, n_groups)
-    nodes = Nodes.of(topology, load.shape[1])
-    sample = routing.tokens(max(0, routing.n_tokens - TOKENS))
-    live = settle_nodes(load, sample, nodes, weight, blocks(load, routing, n_groups, nodes.n))
+    task = Task.of(load, routing, topology, weight=weight, n_groups=n_groups)
+    load, sample, nodes = task.load, task.sample, task.nodes
+    live = settle_nodes(load, sample, nodes, weight, task.block)
     slots = pack_nodes(live.load, replicate_within(live.load, live.copies, nodes), nodes)
     if weight > 0:
         slots = gather(slots, coactivation(sample), load, topology)
@@ -104,15 +100,3 @@ def settle_nodes(load: Floats, sample: Routing, nodes: Nodes, weight: float, blo
     np.add.at(brought, (at, homes.home[:, :-1], parts.owner), parts.load)
     lives[at, homes.home[:, :-1], parts.owner] = 1
     return Residents(load=brought[:, :, :-1], copies=lives[:, :, :-1])
-
-
-def check_routing(load: Floats, routing: Routing, topology: Topology, weight: float, n_groups: int) -> None:
-    """ValueError: they do not fit each other."""
-    if weight < 0 or n_groups < 1 or load.shape[1] % n_groups:
-        raise ValueError(f"plan: weight {weight} must not be negative, and {n_groups} groups must divide {load.shape[1]} experts")
-    if load.shape != (routing.n_layers, routing.n_experts):
-        raise ValueError(
-            f"plan: load of {load.shape[0]} layers x {load.shape[1]} experts, but routing of {routing.n_layers} x {routing.n_experts};"
-            " both must be of the same layers"
-        )
-    check_room(Seats(topology=topology, n_experts=load.shape[1]))

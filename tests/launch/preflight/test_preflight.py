@@ -82,3 +82,12 @@ def test_a_link_that_does_not_work_is_named_on_all_ranks() -> None:
     texts = run_ranks(refused, 2)
     assert texts[0] == texts[1]
     assert "cannot reach" in texts[0] and "at 127.0.0.1 (interface lo): Connection refused" in texts[0] and "GLOO_SOCKET_IFNAME" in texts[0]
+
+
+def test_links_use_the_interface_that_gloo_will_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several names the first that this host has, as the ranks' own connections do."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99,lo")
+    assert links.own_address(None) == ("lo", "127.0.0.1")  # type: ignore[arg-type]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=eth99 names no interface with an address; this host has "):
+        links.own_address(None)  # type: ignore[arg-type]

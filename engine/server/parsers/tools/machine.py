@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from ..delta import NOTHING, Delta
@@ -12,11 +13,13 @@ from .calls import Calls
 LONGEST_HEADER = 4096
 
 
-class Machine:
+class Machine(ABC):
     """A parser as states. A state is a method that takes what it can from ``_held``.
 
     It returns True when it went on to another state (which then runs), False when it needs more text. Whether it does may
     depend on the whole text so far only, never on how it was cut: then the result cannot either.
+
+    A format gives the first state, ``_content``, and ``_end``; a class that lacks one of them cannot be made.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -45,13 +48,13 @@ class Machine:
         self._end(rest)
         return self._calls.take() or NOTHING
 
+    @abstractmethod
     def _content(self) -> bool:
-        """Text outside of calls."""
-        raise NotImplementedError
+        """The first state: text outside of calls."""
 
+    @abstractmethod
     def _end(self, rest: str) -> None:
-        """The completion ends with ``rest`` held back."""
-        raise NotImplementedError
+        """The completion ends with ``rest`` held back, which may be empty, in whatever state."""
 
     def _until(self, markers: Sequence[str]) -> tuple[str, str | None]:
         """Take text up to the first of ``markers`` and the marker; without one, all text that can be no beginning of one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from .calls import Calls
@@ -37,7 +38,10 @@ KIMI = Markers(
 
 
 class SectionParser(Machine):
-    """Calls as ``begin`` header ``separator`` arguments ``end``; arguments are passed on as they come."""
+    """Calls as ``begin`` header ``separator`` arguments ``end``; arguments are passed on as they come.
+
+    A format gives its ``markers``, and what a header says.
+    """
 
     markers: Markers
 
@@ -46,9 +50,9 @@ class SectionParser(Machine):
         self._some = False  # this call has arguments
         self._fenced = False
 
+    @abstractmethod
     def _header(self, header: str) -> None:
-        """Begin the call that ``header`` names."""
-        raise NotImplementedError
+        """Begin the call that ``header`` names: ``_begin``, or a state that finds the name out."""
 
     def _content(self) -> bool:
         marker = self._outside((*self.markers.section, self.markers.begin))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from .calls import Calls
 from .machine import Machine
 from .values import ArgumentWriter
 
 
 class TaggedMachine(Machine):
-    """A machine whose calls hold named values between tags."""
+    """A machine whose calls hold named values between tags. A format gives the states, ``_content`` and ``_value`` among them."""
 
     def __init__(self, calls: Calls) -> None:
         super().__init__(calls)
@@ -43,9 +45,9 @@ class TaggedMachine(Machine):
             self._writer.spoil(text)
         return marker is not None
 
+    @abstractmethod
     def _value(self) -> bool:
-        """Text of a value."""
-        raise NotImplementedError
+        """The state inside a value: a completion that ends here has a value that is cut."""
 
     def _end(self, rest: str) -> None:
         if self._state == self._content and not (self._gap and not rest.strip()):

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from . import arrivals, faults, graphs, resources, results
-from .party import CheckFailed, Party, in_threads, require
+from .party import CheckFailed, Party, require
+from .threads import in_threads
 
 __all__ = ["CHECKS", "CORE", "FAULTS", "CheckFailed", "Party", "applicable", "in_threads", "require", "run"]
 

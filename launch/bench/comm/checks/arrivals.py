@@ -25,7 +25,7 @@ SIZES: dict[str, Callable[[int], int]] = {
 }
 
 
-def wanted(spec: EPSpec, slot: int, everybody: list[Tokens]) -> list[tuple[int, int, int]]:
+def wanted(slot: int, everybody: list[Tokens]) -> list[tuple[int, int, int]]:
     """(source rank, token, column) of every choice of a global slot, by rank, token and column."""
     return [(r, int(t), int(c)) for r, (_, ids, _) in enumerate(everybody) for t, c in (ids == slot).nonzero().tolist()]
 
@@ -45,7 +45,7 @@ def check_routed(routed: Routed, spec: EPSpec, rank: int, everybody: list[Tokens
     flat = [t.reshape(-1, *t.shape[2:]) if routed.layout == "masked" else t for t in (x, weights, sources)]
     x, weights, sources = flat
     for slot in range(spec.slots_per_rank):
-        want = wanted(spec, first + slot, everybody)
+        want = wanted(first + slot, everybody)
         if routed.layout == "masked":  # a token is there once, however often it names the slot
             want = list({(r, t): (r, t, c) for r, t, c in reversed(want)}.values())[::-1]
         require(counts[slot] == len(want), "counts are the histogram of the ids", slot, counts[slot], len(want))
@@ -78,7 +78,7 @@ def _check_rank_layout(
         found[at // height, at % height] = row
     want: dict[tuple[int, int], dict[int, list[float]]] = {}
     for slot in range(spec.slots_per_rank):
-        for r, t, c in wanted(spec, first + slot, everybody):
+        for r, t, c in wanted(first + slot, everybody):
             want.setdefault((r, t), {}).setdefault(slot, []).append(float(everybody[r][2][t, c]))
     require(found.keys() == want.keys(), "rows are there exactly if wanted", sorted(found), sorted(want))
     for (source, token), row in found.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +13,6 @@ from .....comm.fp8 import dequantise
 from .....comm.local import LocalDispatcher
 from .....comm.rows import DTYPES
 from .....comm.timeout import DispatchTimeout
-from .....comm.virtual import VirtualRanks
 from .inputs import expert
 
 LAYOUTS = ("contiguous", "masked", "rank")
@@ -126,56 +123,3 @@ def failure_of(dispatcher: Dispatcher, work: Callable[[], Any]) -> DispatchTimeo
     except DispatchTimeout as error:
         return error
     return None
-
-
-def in_threads(size: int, work: Callable[[Party], Any], *, device: torch.device | None = None, limit_s: float = 120.0) -> list[Any]:
-    """``work`` for each of ``size`` virtual ranks of this process, one thread each -> results by rank. The first error is raised."""
-    chosen, barrier = device or torch.device("cpu"), threading.Barrier(size)
-    board: list[Any] = [None] * size
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def gather(rank: int, value: Any) -> list[Any]:
-        board[rank] = value
-        barrier.wait(limit_s)
-        found = list(board)
-        barrier.wait(limit_s)
-        return found
-
-    def make(rank: int, spec: EPSpec) -> Dispatcher:
-        specs = gather(rank, spec)
-        made: Any = None
-        if rank == 0:
-            try:
-                made = VirtualRanks.make(specs, device=chosen)
-            except ValueError as error:
-                made = error
-        made = gather(rank, made)[0]
-        if isinstance(made, ValueError):
-            raise ValueError(*made.args)
-        chosen_rank: Dispatcher = made.ranks[rank]
-        return chosen_rank
-
-    def run(rank: int) -> None:
-        party = Party(
-            backend="virtual", rank=rank, size=size, device=chosen, node_of=(0,) * size,
-            make=lambda spec: make(rank, spec), gather=lambda values: gather(rank, values),
-        )  # fmt: skip
-        try:
-            results[rank] = work(party)
-        except threading.BrokenBarrierError:
-            pass  # another rank's error broke it
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    end = time.monotonic() + limit_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    if errors:
-        raise errors[0]
-    require(not any(thread.is_alive() for thread in threads), f"virtual ranks did not end within {limit_s:g} s")
-    return results

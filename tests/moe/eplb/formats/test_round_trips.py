@@ -22,7 +22,6 @@ from rorqual.moe.eplb.formats import (
 )
 from rorqual.moe.eplb.load.synth import synth
 from rorqual.moe.eplb.load.synth_config import SynthConfig
-from rorqual.moe.eplb.plan import Plan
 from rorqual.moe.eplb.topology import Topology
 from rorqual.moe.eplb.trace import LoadTrace
 from tests.moe.eplb.formats.random_trips import trip
@@ -154,21 +153,6 @@ def test_json_as_text():
     counts = TRACE.counts[0].tolist()
     assert sniff(json.dumps({"logical_count": counts})) == "sglang-load"
     assert (read_load(json.dumps({"logical_count": counts})).counts == TRACE.counts[:1]).all()
-
-
-def test_a_plan_becomes_a_map():
-    plan = Plan(
-        slot_to_expert=placement(), n_experts=E, topology=EVEN.topology, imbalance=np.ones(3), bound=np.ones(3), seconds=0.0,
-        moved=np.zeros((3, RANKS), np.int64), expert_bytes=1, kept=np.zeros(3, np.int64), reason="",
-    )  # fmt: skip
-    assert ExpertMap.of_plan(plan).layer_ids == (0, 1, 2)
-    found = ExpertMap.of_plan(plan, LAYERS, {"by": "ü"})
-    assert (
-        found.layer_ids == LAYERS
-        and found.meta == EVEN.meta
-        and found.topology == EVEN.topology
-        and (found.slot_to_expert == placement()).all()
-    )
 
 
 @pytest.mark.parametrize("name", [f.name for f in FORMATS if f.what == "map" and f.name not in ("jsonl-map", "parquet-map")])
