@@ -87,6 +87,13 @@ class HttpProcesses:
             _close_pipe(slot.process)
             slot.process = self._spawn(slot.name)
 
+    def replace(self, name: str, why: str) -> None:
+        """Kill a process that is hung; the next ``look_after`` starts it again. Nothing for a name that is not one of them."""
+        for slot in self._slots:
+            if slot.name == name and slot.process.poll() is None:
+                log.warning("%s (process %d) is hung: it %s; it is killed", name, slot.process.pid, why)
+                slot.process.kill()
+
     def stop(self) -> None:
         """End all: they see the end of their standard input. One that does not end is killed."""
         for slot in self._slots:
