@@ -37,7 +37,9 @@ class ServerConfig:
     )
     disable_access_log: bool = option(False, "No line in the log for each HTTP request.", "--disable-uvicorn-access-log", group="server")
 
-    max_request_bytes: int = option(16 << 20, "Largest body of a request, bytes; larger ones get 413.", group="server limits")
+    max_request_bytes: int = option(
+        16 << 20, "Largest body of a request, bytes; larger ones get 413. It bounds the number of values in one too.", group="server limits"
+    )
     max_concurrent_requests: int = option(
         4096, "Requests that one HTTP process has open at a time; more get 429 with Retry-After.", group="server limits"
     )
