@@ -50,7 +50,7 @@ class HttpProcess:
         self.state = ServerState(config=config, client=client, counts=HttpCounts(counts_folder))
         self.app = make_app(self.state, lifespan=self._lifespan)
         settings = uvicorn.Config(
-            self.app, http=guarded(config.header_timeout), loop=_loop(), ws="none", lifespan="on", log_config=None,
+            self.app, http=guarded(config.header_timeout, config.send_timeout), loop=_loop(), ws="none", lifespan="on", log_config=None,
             access_log=not config.disable_access_log, server_header=False, proxy_headers=False, backlog=2048,
             timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=5,
             ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
