@@ -114,3 +114,11 @@ def test_a_slow_reader_gets_all(strict):
             got += len(more)
             time.sleep(0.03)
     assert got == length > 5_000_000
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "99999999999999999999999", "-99999999999999999999999", "1e400", "9" * 5000, "1.5"])
+def test_numbers_that_no_message_carries(strict, number):
+    with strict.http() as client:
+        body = f'{{"num_steps":{number}}}'
+        answer = client.post("/start_profile", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["error"]["message"]

@@ -137,6 +137,10 @@ class Structured:
             answer = await self._process.ask(form.to_wire(), 2 * self._timeout + 10.0)
         except CompilerGone as error:
             raise StructuredBusy(f"{error}; try again") from None
+        except OverflowError:
+            raise ValueError(
+                "the form of the output has a whole number beyond 64 bits; write it as one with a point, or leave it out"
+            ) from None
         if answer.get("busy"):
             raise StructuredBusy("grammars wait too long to be compiled; try again later")
         if "error" in answer:
