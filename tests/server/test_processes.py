@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
-def processes(engine, **settings):
+def processes(engine, counts_folder=None, **settings):
     config = ServerConfig(**{"port": 0, "disable_access_log": True, **settings})
     listener, url = open_listener(config)
     try:
-        found = HttpProcesses(config, address=engine.address, descriptor=listener.fileno(), counts_folder=None)
+        found = HttpProcesses(config, address=engine.address, descriptor=listener.fileno(), counts_folder=counts_folder)
         found.start()
         try:
             yield found, url
@@ -88,6 +88,27 @@ def test_one_that_is_hung_is_killed_and_started_again(caplog):
         wait_ready(url, 60)
         assert found.pids != [first] and httpx.post(url + "/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
         assert f"http-0 (process {first}) is hung: it has given no sign of life; it is killed" in caplog.text
+
+
+def test_one_that_hangs_before_it_serves(tmp_path, monkeypatch, caplog):
+    with FakeEngine() as engine, processes(engine, str(tmp_path)) as (found, url):
+        (first,) = found.pids
+        os.kill(first, signal.SIGSTOP)
+        found.look_after()
+        assert found.pids == [first]
+        monkeypatch.setattr("rorqual.launch.serve_processes.BEGIN_S", 0.1)
+        time.sleep(0.2)
+        found.look_after()
+        monkeypatch.undo()
+        engine.wait(lambda: (found.look_after() or found.restarts) == 1, "it is started again")
+        wait_ready(url, 60)
+        assert f"http-0 (process {first}) is hung: it has not begun to serve within 0.1 s; it is killed" in caplog.text
+        (second,) = found.pids
+        monkeypatch.setattr("rorqual.launch.serve_processes.BEGIN_S", 0.1)
+        found.look_after()
+        time.sleep(0.2)
+        found.look_after()
+        assert found.pids == [second] and not gone(second) and found.restarts == 1
 
 
 def test_they_end_with_their_parent():
