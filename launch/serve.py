@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from .session import open_llm, show_log
 
 if TYPE_CHECKING:
     from ..engine.serving.link import Link
+    from .serve_processes import HttpProcesses
 
 log = logging.getLogger("rorqual")
 
@@ -53,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     with Grid.declining():
         server, serving = check(args)
         front = open_front(server) if rank() == 0 else nothing()
-        link, look_after = front.__enter__()
+        link, processes = front.__enter__()
     try:
-        code = _serve(model, settings, serving, link, look_after)
+        code = _serve(model, settings, serving, link, processes)
     finally:
         front.__exit__(None, None, None)
     return code
@@ -82,12 +83,14 @@ def ranks_of(config: EngineConfig) -> int:
     return grid_spec(config).world
 
 
-def _serve(model: str, settings: dict[str, Any], serving: ServeSettings, link: Link | None, look_after: Callable[[], None]) -> int:
+def _serve(model: str, settings: dict[str, Any], serving: ServeSettings, link: Link | None, processes: HttpProcesses | None) -> int:
     """Make the engine and serve with it."""
     from ..engine.serving.serve import serve
 
     with open_llm(model, settings) as llm:
-        return serve(llm.engine, link, serving, every_second=look_after, for_good=True)
+        if processes is None:
+            return serve(llm.engine, link, serving, for_good=True)
+        return serve(llm.engine, link, serving, every_second=processes.look_after, replace=processes.replace, for_good=True)
 
 
 def _leave(number: int, frame: Any) -> None:
@@ -96,14 +99,14 @@ def _leave(number: int, frame: Any) -> None:
 
 
 @contextmanager
-def nothing() -> Iterator[tuple[None, Callable[[], None]]]:
+def nothing() -> Iterator[tuple[None, None]]:
     """In the place of ``open_front`` on the other ranks."""
-    yield None, lambda: None
+    yield None, None
 
 
 @contextmanager
-def open_front(config: ServerConfig) -> Iterator[tuple[Link, Callable[[], None]]]:
-    """Rank 0's sockets and HTTP processes: (link, what to call once a second), gone when the block is left.
+def open_front(config: ServerConfig) -> Iterator[tuple[Link, HttpProcesses]]:
+    """Rank 0's socket and HTTP processes, gone when the block is left.
 
     Raises:
         ValueError: the port is in use, or an address is not of this host.
@@ -125,7 +128,7 @@ def open_front(config: ServerConfig) -> Iterator[tuple[Link, Callable[[], None]]
         try:
             processes.start()
             log.info("listening at %s; /health answers 200 when the model is loaded", url)
-            yield link, processes.look_after
+            yield link, processes
         finally:
             link.close()
             processes.stop()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..engine.server.config import ServerConfig
 from ..engine.server.start import Start, encode_start
@@ -17,6 +18,8 @@ log = logging.getLogger("rorqual")
 HOPELESS = 3
 #: restarts of one process within so many seconds after which something is wrong for good
 _MOST_RESTARTS, _WINDOW_S = 5, 60.0
+#: for an HTTP process to begin; it then writes its counts (``engine.server.http_counts``), and rank 0 waits for its signs of life
+BEGIN_S = 120.0
 _END_S = 10.0  # for an HTTP process to end by itself
 
 
@@ -27,6 +30,7 @@ class _Slot:
     name: str
     process: subprocess.Popen[bytes]
     started: list[float]  # time.monotonic() of each start, the latest ones
+    begun: bool = False  # it serves
 
 
 class HttpProcesses:
@@ -75,6 +79,7 @@ class HttpProcesses:
         for slot in self._slots:
             code = slot.process.poll()
             if code is None:
+                self._look_at_start(slot)
                 continue
             if code == HOPELESS:
                 raise RuntimeError(f"{slot.name} cannot serve; its message is above")
@@ -85,7 +90,22 @@ class HttpProcesses:
             log.warning("%s (process %d) has ended with code %d; it is started again", slot.name, slot.process.pid, code)
             self.restarts += 1
             _close_pipe(slot.process)
-            slot.process = self._spawn(slot.name)
+            slot.process, slot.begun = self._spawn(slot.name), False
+
+    def _look_at_start(self, slot: _Slot) -> None:
+        """Kill a process that hangs before it serves."""
+        if slot.begun or self._counts_folder is None:
+            return
+        slot.begun = any(Path(self._counts_folder).glob(f"http-{slot.process.pid}-*.json"))
+        if not slot.begun and time.monotonic() - slot.started[-1] > BEGIN_S:
+            self.replace(slot.name, f"has not begun to serve within {BEGIN_S:g} s")
+
+    def replace(self, name: str, why: str) -> None:
+        """Kill a process that is hung; the next ``look_after`` starts it again. Nothing for a name that is not one of them."""
+        for slot in self._slots:
+            if slot.name == name and slot.process.poll() is None:
+                log.warning("%s (process %d) is hung: it %s; it is killed", name, slot.process.pid, why)
+                slot.process.kill()
 
     def stop(self) -> None:
         """End all: they see the end of their standard input. One that does not end is killed."""

@@ -32,6 +32,7 @@ def make_app(state: ServerState, *, lifespan: Callable[[Any], Any] | None = None
     from .auth import Auth
     from .dashboard import add_routes as add_dashboard
     from .http_counts import Counting
+    from .origin import OriginGuard
     from .schema import document
 
     app = FastAPI(title="rorqual", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -44,6 +45,7 @@ def make_app(state: ServerState, *, lifespan: Callable[[Any], Any] | None = None
     app.add_exception_handler(Exception, _Errors(_from_bug))
     if state.config.api_key:
         app.add_middleware(Auth, keys=state.config.api_key)
+    app.add_middleware(OriginGuard, allowed=state.config.allowed_origins or ())
     if state.config.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 
@@ -60,6 +62,8 @@ def _add_routes(app: FastAPI) -> None:
 
     def add(method: str, path: str, endpoint: Any) -> None:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
+        if method == "GET":  # load balancers ask with HEAD; uvicorn leaves the body out
+            app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
     add("POST", "/v1/completions", completions)
     add("POST", "/v1/chat/completions", chat_completions)

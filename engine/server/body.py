@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
 
 from .errors import ApiError, shorten
 from .http_settings import HttpSettings
+from .large import LARGE, IdsApart, check_large, no_collection
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _decoders: dict[type, Any] = {}
+_apart: dict[type, IdsApart] = {}
 _PLACE = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
 async def read_body(headers: Any, receive: Receive, config: HttpSettings) -> bytes:
-    """The whole body.
+    """The whole body, which can be decoded in a short time.
 
     Raises:
-        ApiError: 413 too large, 408 too slow, 415 not JSON by its content type, 499 the client has gone.
+        ApiError: 413 too large or too full, 408 too slow, 415 not JSON by its content type, 499 the client has gone.
     """
     check_type(headers.get("content-type"))
     limit = config.max_request_bytes
@@ -44,10 +47,26 @@ async def read_body(headers: Any, receive: Receive, config: HttpSettings) -> byt
                     raise _too_large(size, limit)
                 parts.append(part)
                 if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                    break
     except TimeoutError:
         seconds = config.body_timeout
         raise ApiError(408, f"the body has not arrived within {seconds:g} s; {size} bytes came (--body-timeout)") from None
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if size > LARGE:
+        await check_large(data, limit)
+    return data
+
+
+async def decode_ids(kind: type[T], field: str, data: bytes) -> T:
+    """``decode`` of a body whose ``field`` may be an array of very many token ids."""
+    if len(data) > LARGE:
+        apart = _apart.get(kind)
+        if apart is None:
+            apart = _apart[kind] = IdsApart(kind, field)
+        found: T | None = await apart.decode(data)
+        if found is not None:
+            return found
+    return decode(kind, data)
 
 
 def check_type(content_type: str | None) -> None:
@@ -72,7 +91,8 @@ def decode(kind: type[T], data: bytes) -> T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        found: T = decoder.decode(data)
+        with no_collection() if len(data) > LARGE else nullcontext():
+            found: T = decoder.decode(data)
         return found
     except msgspec.ValidationError as error:
         match = _PLACE.match(str(error))

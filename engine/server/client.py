@@ -13,23 +13,7 @@ import msgspec
 
 from ... import __version__
 from ..grammar.names import Namer
-from ..serving.wire import (
-    PROTOCOL,
-    Abort,
-    Control,
-    Goodbye,
-    Grammar,
-    Hello,
-    News,
-    Refused,
-    Reply,
-    Snapshot,
-    Submit,
-    Up,
-    Welcome,
-    decode_down,
-    encode,
-)
+from ..serving import wire
 from .errors import ApiError
 from .mailbox import Mailbox
 from .socket import Dealer
@@ -40,8 +24,8 @@ log = logging.getLogger("rorqual.server")
 class EngineClient:
     """Submits requests to the engine and hands its news to their mailboxes. All of it runs on one event loop."""
 
-    welcome: Welcome | None  # what the engine is; None until it is ready
-    snapshot: Snapshot | None  # its latest counters
+    welcome: wire.Welcome | None  # what the engine is; None until it is ready
+    snapshot: wire.Snapshot | None  # its latest counters
     ending: str | None  # why it takes no more requests; None while it does
     lost: str | None  # why it is gone; None while it is there
 
@@ -49,7 +33,7 @@ class EngineClient:
         """``address`` is rank 0's (``ipc://...``), ``name`` this process' among its like; ``on_lost`` is called once."""
         self.welcome = None
         self.snapshot = None
-        self.on_snapshot: Callable[[Snapshot], None] | None = None  # gets every one
+        self.on_snapshot: Callable[[wire.Snapshot], None] | None = None  # gets every one
         self.ending = None
         self.lost = None
         self.heard = 0.0  # time.monotonic() of the last message
@@ -58,7 +42,7 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._streams: dict[str, tuple[Mailbox, int, int]] = {}  # request id -> mailbox, prompt number, open completions
         self._leaving: dict[str, int] = {}  # aborted request id -> completions whose last news has not come
-        self._replies: dict[str, asyncio.Future[Reply]] = {}
+        self._replies: dict[str, asyncio.Future[wire.Reply]] = {}
         self._numbers = count()
         self._grammars = Namer()
         self._dealer = Dealer(address, name, self._take, self._engine_gone)
@@ -68,9 +52,13 @@ class EngineClient:
     def start(self) -> None:
         """Connect and say hello. Call on the event loop."""
         self._dealer.open()
-        self._dealer.send(encode(Hello(protocol=PROTOCOL, version=__version__, name=self.name)))
+        self._dealer.send(wire.encode(wire.Hello(protocol=wire.PROTOCOL, version=__version__, name=self.name)))
 
-    async def ready(self, timeout: float) -> Welcome:
+    def say_alive(self) -> None:
+        """Tell the engine that this event loop runs."""
+        self._dealer.send(wire.encode(wire.Alive()))
+
+    async def ready(self, timeout: float) -> wire.Welcome:
         """What the engine is, once it says so.
 
         Raises:
@@ -89,7 +77,7 @@ class EngineClient:
 
     # ---- requests
 
-    def check(self) -> Welcome:
+    def check(self) -> wire.Welcome:
         """The engine's welcome.
 
         Raises:
@@ -108,7 +96,7 @@ class EngineClient:
         """Prompts that have not ended."""
         return len(self._streams)
 
-    def submit(self, mailbox: Mailbox, prompt: int, message: Submit) -> None:
+    def submit(self, mailbox: Mailbox, prompt: int, message: wire.Submit) -> None:
         """Send a request; its news go to ``mailbox`` as those of prompt number ``prompt``.
 
         Raises:
@@ -120,7 +108,7 @@ class EngineClient:
             raise ApiError(409, f"request id {message.request_id!r} is in use; wait for its end or take another", param="request_id")
         if message.grammar is not None:
             text = message.grammar
-            name = self._grammars.name(text, lambda name: self._send(Grammar(name=name, text=text)))
+            name = self._grammars.name(text, lambda name: self._send(wire.Grammar(name=name, text=text)))
             message = msgspec.structs.replace(message, grammar=name)
         self._send(message)
         self._streams[message.request_id] = (mailbox, prompt, mailbox.n)
@@ -135,12 +123,12 @@ class EngineClient:
             self._leaving[name] = self._streams.pop(name)[2]
         if known and self.lost is None:
             # where the queue is full the engine is stuck; its watchdog ends it, and with it these requests
-            self._dealer.send(encode(Abort(request_ids=known)))
+            self._dealer.send(wire.encode(wire.Abort(request_ids=known)))
 
     def ask_abort(self, request_ids: list[str], *, everything: bool = False) -> None:
         """End requests of this or any other HTTP process; who waits for them gets the last pieces."""
         self.check_alive()
-        self._send(Abort(request_ids=request_ids, everything=everything))
+        self._send(wire.Abort(request_ids=request_ids, everything=everything))
 
     def check_alive(self) -> None:
         """Raise ApiError 503 when there is no engine."""
@@ -155,10 +143,10 @@ class EngineClient:
         """
         self.check_alive()
         control_id = f"{self.name}-{next(self._numbers)}"
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[wire.Reply] = asyncio.get_running_loop().create_future()
         self._replies[control_id] = future
         try:
-            self._send(Control(control_id=control_id, name=name, args=args))
+            self._send(wire.Control(control_id=control_id, name=name, args=args))
             async with asyncio.timeout(timeout):
                 reply = await future
         except TimeoutError:
@@ -169,8 +157,8 @@ class EngineClient:
             raise ApiError(409, reply.error or f"the engine refused {name!r}")
         return reply.body
 
-    def _send(self, message: Up) -> None:
-        if not self._dealer.send(encode(message)):
+    def _send(self, message: wire.Up) -> None:
+        if not self._dealer.send(wire.encode(message)):
             raise ApiError(503, "the engine takes no messages: its queue is full", retry_after_s=5)
 
     # ---- news
@@ -178,8 +166,8 @@ class EngineClient:
     def _take(self, data: bytes) -> None:
         """One message of the engine."""
         self.heard = time.monotonic()
-        message = decode_down(data)
-        if isinstance(message, News):
+        message = wire.decode_down(data)
+        if isinstance(message, wire.News):
             for piece in message.pieces:
                 found = self._streams.get(piece.request_id)
                 if found is None:
@@ -193,20 +181,20 @@ class EngineClient:
                     else:
                         self._streams[piece.request_id] = (mailbox, prompt, left - 1)
                 mailbox.put(prompt, piece)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self.snapshot = message
             if self.on_snapshot is not None:
                 self.on_snapshot(message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, wire.Refused):
             found = self._streams.pop(message.request_id, None)
             self._leaving.pop(message.request_id, None)
             if found is not None:
                 found[0].fail(ApiError(message.status, message.error, retry_after_s=message.retry_after_s))
-        elif isinstance(message, Reply):
+        elif isinstance(message, wire.Reply):
             future = self._replies.get(message.control_id)
             if future is not None and not future.done():
                 future.set_result(message)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, wire.Welcome):
             self._meet(message)
         else:
             self._goodbye(message)
@@ -217,15 +205,15 @@ class EngineClient:
         if open > 0:
             self._leaving[request_id] = open
 
-    def _meet(self, welcome: Welcome) -> None:
-        if welcome.protocol != PROTOCOL or welcome.version != __version__:
-            theirs, ours = f"{welcome.version} (protocol {welcome.protocol})", f"{__version__} (protocol {PROTOCOL})"
+    def _meet(self, welcome: wire.Welcome) -> None:
+        if welcome.protocol != wire.PROTOCOL or welcome.version != __version__:
+            theirs, ours = f"{welcome.version} (protocol {welcome.protocol})", f"{__version__} (protocol {wire.PROTOCOL})"
             self.lose(f"the engine is rorqual {theirs}, this HTTP process {ours}; start both from one installation")
             return
         self.welcome = welcome
         self._ready.set()
 
-    def _goodbye(self, message: Goodbye) -> None:
+    def _goodbye(self, message: wire.Goodbye) -> None:
         self.ending = self.ending or message.reason
         if message.phase == "end":
             self.lose(message.reason)

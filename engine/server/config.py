@@ -34,7 +34,7 @@ class ServerConfig(HttpSettings):
     max_completions: int = option(1024, "Most completions of one request: prompts times n.", group="server limits")
     keep_alive_timeout: float = option(30.0, "Seconds for which a connection without a request is kept.", group="server limits")
     send_timeout: float = option(
-        120.0, "Seconds after which a client that reads none of its stream is dropped and its request aborted.", group="server limits"
+        120.0, "Seconds after which a client that reads none of its answer is dropped and its request aborted.", group="server limits"
     )
     request_timeout: float | None = option(None, "Seconds after which a request is aborted; no limit by default.", group="server limits")
     health_timeout: float = option(30.0, "Seconds in which /health_generate must see a token.", group="server limits")

@@ -14,7 +14,9 @@ class HttpSettings:
     host: str = option("127.0.0.1", "Address to listen on; this machine alone can reach the default.", group="HTTP")
     port: int = option(8000, "Port to listen on; 0 takes a free one and says which.", group="HTTP")
     disable_access_log: bool = option(False, "No line in the log for each HTTP request.", "--disable-uvicorn-access-log", group="HTTP")
-    max_request_bytes: int = option(16 << 20, "Largest body of a request, bytes; larger ones get 413.", group="HTTP limits")
+    max_request_bytes: int = option(
+        16 << 20, "Largest body of a request, bytes; larger ones get 413. It bounds the number of values in one too.", group="HTTP limits"
+    )
     max_concurrent_requests: int = option(
         4096, "Requests that one HTTP process has open at a time; more get 429 with Retry-After.", group="HTTP limits"
     )

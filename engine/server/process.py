@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..sampling_params import SamplingParams
+from ..serving.wire import ALIVE_EVERY_S
 from ..text.tokenizer import read_json_object
 from .app import make_app
 from .client import EngineClient
@@ -49,7 +50,7 @@ class HttpProcess:
         self.state = ServerState(config=config, client=client, counts=HttpCounts(counts_folder))
         self.app = make_app(self.state, lifespan=self._lifespan)
         settings = uvicorn.Config(
-            self.app, http=guarded(config.header_timeout), loop=_loop(), ws="none", lifespan="on", log_config=None,
+            self.app, http=guarded(config.header_timeout, config.send_timeout), loop=_loop(), ws="none", lifespan="on", log_config=None,
             access_log=not config.disable_access_log, server_header=False, proxy_headers=False, backlog=2048,
             timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=5,
             ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
@@ -94,7 +95,7 @@ class HttpProcess:
         """Connect to the engine when uvicorn starts; leave it when it ends."""
         self._event_loop = asyncio.get_running_loop()
         self.state.client.start()
-        self._tasks = [asyncio.create_task(self._prepare()), asyncio.create_task(self._publish())]
+        self._tasks = [asyncio.create_task(self._prepare()), asyncio.create_task(self._publish()), asyncio.create_task(self._live())]
         try:
             yield
         finally:
@@ -112,6 +113,12 @@ class HttpProcess:
         while True:
             self.state.counts.publish()
             await asyncio.sleep(1.0)
+
+    async def _live(self) -> None:
+        """Signs of life: a loop that is hung gives none, and this process is replaced."""
+        while True:
+            self.state.client.say_alive()
+            await asyncio.sleep(ALIVE_EVERY_S)
 
     async def _prepare(self) -> None:
         """Once the engine is ready: tokenizer, chat format, parsers, defaults."""

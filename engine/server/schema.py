@@ -25,6 +25,7 @@ _TEXT = {"/metrics": "text/plain"}
 #: what may happen beside an answer: on every route, and on those with a body
 _ANYWHERE = {
     "401": "No right API key.",
+    "403": "A web page of another origin sent it.",
     "500": "A bug; the log has it.",
     "503": "Loading, ending, or the engine is gone.",
     "504": "The engine was silent for too long.",

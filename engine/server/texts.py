@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ..text.chat import ChatRenderer
 from ..text.tokenizer import LONG, Tokenizer
 from .errors import ApiError
+
+T = TypeVar("T")
 
 
 class Texts:
@@ -36,6 +39,10 @@ class Texts:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives; it takes long, and would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     def need_tokenizer(self, what: str) -> Tokenizer:
         """The tokenizer; ApiError 400 when this server has none."""
         if self.tokenizer is None:
@@ -54,8 +61,7 @@ class Texts:
         try:
             if len(text) < LONG:  # a longer one would hold up the event loop
                 return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+            return await self.in_thread(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except ValueError as error:
             raise ApiError(400, str(error)) from None
 
@@ -67,8 +73,8 @@ class Texts:
         """``decode`` of ids that may be many: in a thread then."""
         if len(ids) < LONG:
             return self.decode(ids, skip_special_tokens=skip_special_tokens)
-        tokenizer, loop = self.need_tokenizer("text"), asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        tokenizer = self.need_tokenizer("text")
+        return await self.in_thread(lambda: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def spelling(self, token: int) -> tuple[str, bytes]:
         """(text, bytes) of one token; the text has U+FFFD where the bytes are no whole character."""
@@ -105,8 +111,9 @@ class Texts:
         """The jinja chat template; None when there is none."""
         return self._chat.source if self._chat is not None else None
 
-    def render(
+    async def render(
         self,
+        size: int,
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] = (),
@@ -114,17 +121,18 @@ class Texts:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt text of a conversation.
+        """The prompt text of a conversation that came as ``size`` bytes; a long one is rendered in a thread.
 
         Raises:
             ApiError: 400, messages or tools are malformed, or the model has no chat format.
         """
         self.need_tokenizer("a chat")
         assert self._chat is not None
+        render = partial(
+            self._chat.render, messages, tools=tools, template_args=template_args, add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )  # fmt: skip
         try:
-            return self._chat.render(
-                messages, tools=tools, template_args=template_args, add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-            )  # fmt: skip
+            return render() if size < LONG else await self.in_thread(render)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, str(error) or "the messages are nested too deeply", param="messages") from None

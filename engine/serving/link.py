@@ -11,13 +11,21 @@ from typing import Any
 
 from .wire import Down, Up, decode_up, encode
 
+#: messages that may wait for one peer. A process that runs takes them in a thread of its own, however busy it is; one that does not
+#: gets a message a step, and these are a minute of short steps
+MOST_WAITING = 4096
 _LINGER_MS = 3000  # how long the last messages may take to leave
+
+
+#: why a message was not sent
+GONE = "has closed its connection"
+FULL = f"does not read: {MOST_WAITING} messages wait for it"
 
 
 class Link:
     """A ROUTER socket in a private folder of this machine. Not thread safe.
 
-    Messages to a peer wait in memory until it reads them: there is no limit, since a peer's open requests bound what it is sent.
+    Messages to a peer wait in memory until it reads them, at most ``MOST_WAITING``.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -40,7 +48,7 @@ class Link:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is told, not ignored
-        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_WAITING)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.bind(self.address)
         self._poller = zmq.Poller()
@@ -71,15 +79,17 @@ class Link:
                 return
             yield frames[0], _decoded(frames)
 
-    def send(self, peer: bytes, message: Down) -> bool:
-        """Send without waiting; False when the peer is gone."""
+    def send(self, peer: bytes, message: Down) -> str | None:
+        """Send without waiting. None, or why it was not sent: ``GONE`` or ``FULL``."""
         try:
             self._socket.send_multipart((peer, encode(message)), self._zmq.NOBLOCK)
         except self._zmq.ZMQError as error:
-            if error.errno in (self._zmq.EHOSTUNREACH, self._zmq.EAGAIN):
-                return False
+            if error.errno == self._zmq.EHOSTUNREACH:
+                return GONE
+            if error.errno == self._zmq.EAGAIN:
+                return FULL
             raise
-        return True
+        return None
 
     def close(self) -> None:
         """Give the last messages a moment to leave, then close. A second call does nothing."""

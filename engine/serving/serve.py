@@ -20,6 +20,7 @@ from .gauge import Gauge
 from .limits import QueueLimit
 from .link import Link
 from .meter import Meter
+from .peers import Keeper
 from .routing.router import Router
 from .server import Server
 from .settings import ServeSettings
@@ -36,6 +37,7 @@ def serve(
     settings: ServeSettings | None = None,
     *,
     every_second: Callable[[], None] | None = None,
+    replace: Callable[[str, str], None] | None = None,
     for_good: bool = False,
 ) -> int:
     """Serve what comes over ``link`` until a signal ends it. Collective: every rank calls it.
@@ -45,6 +47,7 @@ def serve(
         link: rank 0's socket; None elsewhere. It stays open.
         settings: rank 0's count.
         every_second: called about so often by rank 0, such as to look after HTTP processes; what it raises ends all ranks.
+        replace: called by rank 0 with the name of an HTTP process that is hung, and why it is thought so.
         for_good: this process ends afterwards: signals that ask it to are ignored from then on.
 
     Returns:
@@ -55,7 +58,7 @@ def serve(
     gc.freeze()  # what is there stays: it need not be looked through whenever garbage is collected between steps
     try:
         with protected(engine.grid):
-            _run(engine, link, settings, every_second or (lambda: None), for_good)
+            _run(engine, link, settings, Keeper(every_second=every_second or _nothing, replace=replace or _nothing), for_good)
     finally:
         gc.unfreeze()
         if engine.leader is not None:
@@ -63,7 +66,11 @@ def serve(
     return 0
 
 
-def _run(engine: Engine, link: Link | None, settings: ServeSettings, every_second: Callable[[], None], for_good: bool) -> None:
+def _nothing(*_: str) -> None:
+    """Nobody looks after HTTP processes."""
+
+
+def _run(engine: Engine, link: Link | None, settings: ServeSettings, keeper: Keeper, for_good: bool) -> None:
     """What this rank does."""
     if engine.leader is not None:
         gauge = Gauge(grid=engine.grid, leader=engine.leader, runner=engine.runner, stage=engine.stage, experts=engine.experts)
@@ -73,7 +80,7 @@ def _run(engine: Engine, link: Link | None, settings: ServeSettings, every_secon
             engine.leader.reporters["prefixes"] = engine.leader.scheduler.log_prefixes().take
     if link is not None:
         assert engine.leader is not None and engine.grid.rank == 0, "only rank 0 has the link"
-        _serve(engine, engine.leader, link, settings, every_second, for_good)
+        _serve(engine, engine.leader, link, settings, keeper, for_good)
     else:
         with Signals(engine.grid.progress, for_good=for_good):  # rank 0 says when it is over
             _work(engine, Controls(engine, settings.profile_dir))
@@ -92,9 +99,7 @@ def _work(engine: Engine, controls: Controls) -> None:
     engine.driver.end()
 
 
-def _serve(
-    engine: Engine, leader: Leader, link: Link, settings: ServeSettings, every_second: Callable[[], None], for_good: bool
-) -> None:  # fmt: skip
+def _serve(engine: Engine, leader: Leader, link: Link, settings: ServeSettings, keeper: Keeper, for_good: bool) -> None:
     dp, config = engine.grid.spec.dp, leader.scheduler.config
     limit = QueueLimit(seats=dp * config.max_num_seqs, most_waiting=settings.max_queued_requests)
     meter = Meter(dp)
@@ -108,7 +113,7 @@ def _serve(
     front = ServeFront(router=router, vocab_size=engine.model_config.vocab_size, validate=validate, limit=limit, meter=meter)
     server = Server(
         leader=leader, front=front, link=link, welcome=welcome(engine), meter=meter, reporter=reporter, settings=settings, grid=engine.grid,
-        idle_s=min(_LONGEST_SLEEP_S, engine.config.dist_timeout / 4), every_second=every_second, for_good=for_good,
+        idle_s=min(_LONGEST_SLEEP_S, engine.config.dist_timeout / 4), keeper=keeper, for_good=for_good,
     )  # fmt: skip
     leader.answer = Controls(engine, settings.profile_dir, server.on_answers).run
     try:

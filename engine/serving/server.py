@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from ... import __version__
 from ...parallel.grid import Grid
 from ..grammar.shelf import Shelves
 from ..leader import Leader
@@ -17,17 +15,19 @@ from ..records import Event
 from .controls import Answer, Controls, merge
 from .drain import Signals
 from .front import ServeFront
-from .link import Link
+from .link import FULL, Link
 from .meter import Meter
+from .peers import Keeper, Peers, mismatch
 from .settings import ServeSettings
 from .snapshot import Reporter
-from .wire import PROTOCOL, Abort, Control, Down, Goodbye, Grammar, Hello, News, Refused, Reply, Submit, Up, Welcome
+from .wire import Abort, Control, Down, Goodbye, Grammar, Hello, News, Refused, Reply, Submit, Up, Welcome
 
 log = logging.getLogger("rorqual")
 
 _SECOND_S = 1.0  # from one snapshot to the next
 _READING_S = 0.02  # longest that a flood of messages may hold up the next step
 _ABORTED = "the server is ending"
+_GIVEN_UP = "this HTTP process gave no sign of life, and its requests were aborted"
 
 
 class Server:
@@ -45,13 +45,13 @@ class Server:
         reporter: Reporter,
         settings: ServeSettings,
         idle_s: float,
-        every_second: Callable[[], None],
+        keeper: Keeper,
         for_good: bool = False,
     ) -> None:
         """
         Args:
             idle_s: longest sleep without a step.
-            every_second: called about so often; what it raises ends the engine.
+            keeper: looks after HTTP processes.
             for_good: see ``Signals``.
         """
         self._grid = grid
@@ -63,11 +63,11 @@ class Server:
         self._reporter = reporter
         self._settings = settings
         self._idle_s = idle_s
-        self._every_second = every_second
+        self._keeper = keeper
         self._for_good = for_good
         self._commands: list[Command] = []  # for the next tick
         self._shelves = Shelves(leader.guides)
-        self._peers: dict[bytes, str] = {}  # HTTP processes and their names
+        self._peers = Peers(settings.http_process_timeout)
         self._asked: deque[tuple[bytes, str]] = deque()  # (peer, control id) of questions on their way
         self._next_second = 0.0
         self._drain_until: float | None = None  # monotonic seconds; None while requests are taken
@@ -115,13 +115,14 @@ class Server:
         now = time.monotonic()
         if now >= self._next_second:
             self._each_second(now)
-        snapshot = self._reporter.due(now)
-        if snapshot is not None:
+        if (snapshot := self._reporter.due(now)) is not None:
             self._say_all(snapshot)
 
     def _each_second(self, now: float) -> None:
         self._next_second = now + _SECOND_S
-        self._every_second()
+        self._keeper.every_second()
+        for peer in self._peers.overdue(now):
+            self._lose(peer, f"has given no sign of life for {self._settings.http_process_timeout:g} s", hung=True)
         watchdog = self._grid.watchdog
         if self._drain_until is None and watchdog is not None and (leaving := watchdog.leaving()):
             self.drain(f"rank {leaving[0]} was asked to end")
@@ -148,8 +149,9 @@ class Server:
     # ---- in
 
     def _take(self, peer: bytes, message: Up | ValueError) -> None:
-        self._peers.setdefault(peer, "")
-        if isinstance(message, Submit):
+        if not self._peers.heard(peer):
+            self._link.send(peer, Goodbye(phase="end", reason=_GIVEN_UP))
+        elif isinstance(message, Submit):
             self._submit(peer, message)
         elif isinstance(message, Grammar):
             self._commands.extend(self._shelves.put(peer, message.name, message.text))
@@ -159,17 +161,15 @@ class Server:
             self._control(peer, message)
         elif isinstance(message, Hello):
             self._greet(peer, message)
-        else:
+        elif isinstance(message, ValueError):
             log.warning("a message of an HTTP process cannot be read: %s", message)
 
     def _greet(self, peer: bytes, hello: Hello) -> None:
-        for other, name in list(self._peers.items()):
-            if other == peer or (hello.name and name == hello.name):  # it was replaced
-                self._lose(other)
-        self._peers[peer] = hello.name
-        if (hello.protocol, hello.version) != (PROTOCOL, __version__):
-            found = f"protocol {hello.protocol} of version {hello.version}"
-            self._say(peer, Goodbye(phase="end", reason=f"the engine speaks protocol {PROTOCOL} of version {__version__}, found {found}"))
+        for other in self._peers.before(peer, hello.name):
+            self._lose(other, "was replaced")
+        self._peers.meet(peer, hello.name)
+        if (wrong := mismatch(hello)) is not None:
+            self._say(peer, Goodbye(phase="end", reason=wrong))
             return
         self._say(peer, self._welcome)
         if self._drain_until is not None:
@@ -218,9 +218,8 @@ class Server:
         """What a leader's reporter has to tell."""
         if name == "numbers":
             self._reporter.take(dp_rank, value)
-        elif name == "prefixes":
-            if not self._front.router.heard(dp_rank, value):
-                self._commands.append(TellPrefixes(dp_rank=dp_rank))
+        elif name == "prefixes" and not self._front.router.heard(dp_rank, value):
+            self._commands.append(TellPrefixes(dp_rank=dp_rank))
 
     # ---- out
 
@@ -229,18 +228,21 @@ class Server:
             self._say(peer, News(pieces=pieces))
 
     def _say(self, peer: bytes, message: Down) -> None:
-        if not self._link.send(peer, message):
-            self._lose(peer)
+        if peer not in self._peers.given_up and (why := self._link.send(peer, message)) is not None:
+            self._lose(peer, why, hung=why == FULL)
 
     def _say_all(self, message: Down) -> None:
-        for peer in list(self._peers):
+        for peer in self._peers:
             self._say(peer, message)
 
-    def _lose(self, peer: bytes) -> None:
-        """An HTTP process is gone: nobody waits for its requests."""
-        self._peers.pop(peer, None)
+    def _lose(self, peer: bytes, why: str, *, hung: bool = False) -> None:
+        """Nobody waits for the requests of an HTTP process any more. One that is hung is replaced."""
+        name = self._peers.name(peer)
+        self._peers.drop(peer, give_up=hung)
         commands = self._front.aborts_of(peer)
-        if commands:
-            log.warning("an HTTP process is gone; its %d open completions are aborted", len(commands))
+        if commands or hung:
+            log.warning("%s %s; its %d open completions are aborted", name or "an HTTP process", why, len(commands))
+        if hung:
+            self._keeper.replace(name, why)
         self._commands.extend(commands)
         self._commands.extend(self._shelves.forget(peer))

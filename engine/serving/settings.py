@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..option import option
 from .routing.settings import RoutingSettings
+from .wire import ALIVE_EVERY_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,9 @@ class ServeSettings(RoutingSettings):
     drain_timeout: float = option(
         20.0, "Seconds that open requests get to end after SIGTERM; torchrun kills its processes after 30.", group="serving"
     )
+    http_process_timeout: float = option(
+        30.0, "Seconds without a sign of life after which an HTTP process is killed and started again.", group="serving"
+    )
     profile_dir: str | None = option(
         None, "Folder for traces of torch's profiler, one of each rank; start and stop it over HTTP.", group="serving"
     )
@@ -29,3 +33,5 @@ class ServeSettings(RoutingSettings):
             raise ValueError(f"max_queued_requests must be 0 or more, found {self.max_queued_requests}")
         if not self.drain_timeout >= 0:
             raise ValueError(f"drain_timeout must be 0 seconds or more, found {self.drain_timeout}")
+        if not self.http_process_timeout >= 2 * ALIVE_EVERY_S:
+            raise ValueError(f"http_process_timeout must be {2 * ALIVE_EVERY_S:g} seconds or more, found {self.http_process_timeout}")

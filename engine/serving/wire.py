@@ -1,7 +1,7 @@
 """What HTTP processes and the engine's rank 0 say to each other: msgpack over a ZeroMQ socket of this machine.
 
 Rank 0 binds a ROUTER socket, every HTTP process connects a DEALER to it. A frame is one message (``encode``).
-Up: ``Hello``, then ``Submit``, ``Grammar``, ``Abort``, ``Control``.
+Up: ``Hello``, then ``Submit``, ``Grammar``, ``Abort``, ``Control``, and ``Alive`` all the time.
 Down: ``Welcome``, ``News``, ``Refused``, ``Reply``, ``Snapshot``, ``Goodbye``.
 Every request that was submitted ends with ``Refused`` or with a ``Piece`` for each of its ``n`` completions that has a ``finish_reason``.
 """
@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 #: raised whenever a message changes its meaning; both sides compare it at the start
-PROTOCOL = 1
+PROTOCOL = 2
+#: seconds between two signs of life of an HTTP process
+ALIVE_EVERY_S = 2.0
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -69,6 +71,10 @@ class Control(_Message, frozen=True, kw_only=True):
     control_id: str
     name: str
     args: dict[str, Any] = {}
+
+
+class Alive(_Message, frozen=True, kw_only=True):
+    """A sign of life of the HTTP process' event loop, every ``ALIVE_EVERY_S`` seconds. One that gives none for long is replaced."""
 
 
 # ---- down: rank 0 -> HTTP process
@@ -148,7 +154,7 @@ class Goodbye(_Message, frozen=True, kw_only=True):
     reason: str
 
 
-Up = Hello | Submit | Grammar | Abort | Control
+Up = Hello | Submit | Grammar | Abort | Control | Alive
 Down = Welcome | News | Refused | Reply | Snapshot | Goodbye
 
 _encoder = msgspec.msgpack.Encoder()

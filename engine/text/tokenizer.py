@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 #: characters, or tokens, from which on tokenising takes long enough to hold up other threads
-LONG = 16_384
+LONG = 4096
 
 
 class Tokenizer:

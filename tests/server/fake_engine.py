@@ -58,6 +58,7 @@ class FakeEngine:
     aborts: list[wire.Abort] = field(default_factory=list)
     controls: list[wire.Control] = field(default_factory=list)
     clients: set[bytes] = field(default_factory=set)
+    heard: dict[bytes, float] = field(default_factory=dict)  # client -> time.monotonic() of its last message
     error: BaseException | None = None  # that ended the thread
 
     def __post_init__(self) -> None:
@@ -178,6 +179,7 @@ class FakeEngine:
             if not self.silent:
                 socket.send_multipart([client, wire.encode(down)])
 
+        self.heard[client] = time.monotonic()
         if isinstance(message, wire.Hello):
             self.clients.add(client)
             answer(self.welcome())
@@ -196,7 +198,7 @@ class FakeEngine:
                 piece = wire.Piece(request_id=run.submit.request_id, index=run.index, finish_reason="abort")
                 if not self.silent:
                     socket.send_multipart([run.client, wire.encode(wire.News(pieces=[piece]))])
-        else:
+        elif isinstance(message, wire.Control):
             self.controls.append(message)
             body = self.replies.get(message.name, {})
             bad = isinstance(body, Exception)

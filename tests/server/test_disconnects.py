@@ -35,6 +35,16 @@ def test_a_client_that_leaves_aborts_all_its_completions(served, stream, reset):
     assert len(engine.aborts) == 1 and len(engine.aborts[0].request_ids) == 2
 
 
+def test_a_client_that_closes_its_sending_side_has_left(served):
+    served.engine.delay = 0.05
+    sock = send(served, {"prompt": "x", "max_tokens": 2000})
+    served.engine.wait(lambda: served.engine.open == 1, "it runs")
+    sock.shutdown(socket.SHUT_WR)
+    served.engine.wait(lambda: served.engine.open == 0, "it is aborted")
+    assert sock.recv(100) == b"" and len(served.engine.aborts) == 1
+    sock.close()
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_body_submits_nothing(served):
     sock = socket.create_connection(("127.0.0.1", served.port), timeout=10)
     sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{")

@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from rorqual.engine.server.config import ServerConfig
@@ -17,17 +19,18 @@ from rorqual.launch.serve_processes import HttpProcesses
 from rorqual.launch.serve_socket import close_listener, is_open_to_others, open_listener
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import wait_ready
+from tests.server.soak import numbers_of
 from tests.server.started import started
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
-def processes(engine, **settings):
+def processes(engine, counts_folder=None, **settings):
     config = ServerConfig(**{"port": 0, "disable_access_log": True, **settings})
     listener, url = open_listener(config)
     try:
-        found = HttpProcesses(config, address=engine.address, descriptor=listener.fileno(), counts_folder=None)
+        found = HttpProcesses(config, address=engine.address, descriptor=listener.fileno(), counts_folder=counts_folder)
         found.start()
         try:
             yield found, url
@@ -67,6 +70,45 @@ def test_two_processes_share_a_port_and_one_that_dies_is_replaced():
         wait_ready(url)
         pids = found.pids
     assert all(gone(pid) for pid in pids)
+
+
+def test_one_that_is_hung_is_killed_and_started_again(caplog):
+    with FakeEngine() as engine, processes(engine) as (found, url):
+        engine.wait(lambda: engine.clients, "it says hello", 60)
+        wait_ready(url)
+        (first,) = found.pids
+        (peer,) = engine.clients
+        before = engine.heard[peer]
+        engine.wait(lambda: engine.heard[peer] > before + 3.0, "signs of life go on without requests", 15)
+        found.replace("http-9", "is nobody here")
+        assert not gone(first)
+        os.kill(first, signal.SIGSTOP)
+        found.replace("http-0", "has given no sign of life")
+        engine.wait(lambda: (found.look_after() or found.restarts) == 1, "it is started again")
+        wait_ready(url, 60)
+        assert found.pids != [first] and httpx.post(url + "/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        assert f"http-0 (process {first}) is hung: it has given no sign of life; it is killed" in caplog.text
+
+
+def test_one_that_hangs_before_it_serves(tmp_path, monkeypatch, caplog):
+    with FakeEngine() as engine, processes(engine, str(tmp_path)) as (found, url):
+        (first,) = found.pids
+        os.kill(first, signal.SIGSTOP)
+        found.look_after()
+        assert found.pids == [first]
+        monkeypatch.setattr("rorqual.launch.serve_processes.BEGIN_S", 0.1)
+        time.sleep(0.2)
+        found.look_after()
+        monkeypatch.undo()
+        engine.wait(lambda: (found.look_after() or found.restarts) == 1, "it is started again")
+        wait_ready(url, 60)
+        assert f"http-0 (process {first}) is hung: it has not begun to serve within 0.1 s; it is killed" in caplog.text
+        (second,) = found.pids
+        monkeypatch.setattr("rorqual.launch.serve_processes.BEGIN_S", 0.1)
+        found.look_after()
+        time.sleep(0.2)
+        found.look_after()
+        assert found.pids == [second] and not gone(second) and found.restarts == 1
 
 
 def test_they_end_with_their_parent():
@@ -136,6 +178,43 @@ def test_who_can_reach_an_address(host, others):
 
 def test_the_default_address_is_loopback():
     assert ServerConfig().host == "127.0.0.1"
+
+
+def test_the_command_replaces_its_only_http_process_when_it_is_hung():
+    flags = ["tiny", "--dtype", "float32", "--max-total-tokens", "4096", "--max-model-len", "2048", "--http-process-timeout", "6"]
+    with started(flags) as (url, server, lines), ThreadPoolExecutor(1) as pool:
+        (hung,) = [p for p in psutil.Process(server.pid).children(recursive=True) if p.cmdline()[-1] == "rorqual.engine.server"]
+        body = {"prompt": "The whale", "max_tokens": 1900, "temperature": 0, "ignore_eos": True, "stream": True}
+        lost = pool.submit(read_until_it_breaks, url, body)
+        while not lost.running():
+            time.sleep(0.01)
+        end = time.monotonic() + 60
+        while numbers_of(url).get("num_requests_running") != 1:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        hung.suspend()
+        while hung.is_running() and hung.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < end, "".join(lines)
+            time.sleep(0.1)
+        assert "[DONE]" not in lost.result(30)
+        wait_ready(url, 60)
+        while any(numbers_of(url).values()):
+            assert time.monotonic() < end, "its request still runs"
+            time.sleep(0.2)
+        httpx.post(url + "/flush_cache", timeout=60).raise_for_status()
+        answer = httpx.post(url + "/v1/completions", json={"prompt": "The whale", "max_tokens": 6, "temperature": 0}, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 6
+    log = "".join(lines)
+    assert "http-0 has given no sign of life for 6 s; its 1 open completions are aborted" in log
+    assert f"http-0 (process {hung.pid}) is hung: it has given no sign of life for 6 s; it is killed" in log
+
+
+def read_until_it_breaks(url, body):
+    text = ""
+    with contextlib.suppress(httpx.HTTPError), httpx.stream("POST", url + "/v1/completions", json=body, timeout=90) as answer:
+        for part in answer.iter_text():
+            text += part
+    return text
 
 
 def test_the_command_serves_the_embedded_model():

@@ -13,8 +13,10 @@ import zmq
 
 import rorqual
 from rorqual.engine.serving.wire import (
+    ALIVE_EVERY_S,
     PROTOCOL,
     Abort,
+    Alive,
     Control,
     Down,
     Goodbye,
@@ -71,6 +73,7 @@ class RawClient:
         self.replies: dict[str, Reply] = {}
         self.snapshots: list[Snapshot] = []
         self.goodbyes: list[Goodbye] = []
+        self.beats, self._next_beat = hello, 0.0  # whether it gives signs of life
         self._names, self._mark = itertools.count(), os.urandom(6).hex()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -130,7 +133,10 @@ class RawClient:
     # ---- in
 
     def poll(self, seconds: float) -> bool:
-        """Take one message, if one comes within ``seconds``."""
+        """Take one message, if one comes within ``seconds``. Signs of life go out by the way."""
+        if self.beats and time.monotonic() > self._next_beat:
+            self._next_beat = time.monotonic() + ALIVE_EVERY_S
+            self.send(Alive())
         if not self._socket.poll(max(0, int(seconds * 1000))):
             return False
         self._take(decode_down(self._socket.recv()))

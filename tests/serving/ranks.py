@@ -46,13 +46,23 @@ def _rank(make: Callable[[], Any], settings: dict[str, Any], folder: str) -> dic
         file.write(str(os.getpid()))
     with Link(folder) if rank == 0 else nullcontext() as link:  # closed in any case: a failing engine says goodbye too
         engine = make()
-        found = {"code": serve(engine, link, ServeSettings(**settings), every_second=lambda: _break(folder))}
+        found = {"code": serve(engine, link, ServeSettings(**settings), every_second=lambda: _break(folder), replace=_note(folder))}
         found["stats"] = engine.rank_stats()
         if engine.leader is not None:
             engine.leader.scheduler.check()
             found["pages_in_use"], found["records"] = engine.leader.scheduler.pages_in_use, len(engine.leader.emitter.records)
         engine.close()
     return found
+
+
+def _note(folder: str) -> Callable[[str, str], None]:
+    """Write down which HTTP processes were to be replaced."""
+
+    def replace(name: str, why: str) -> None:
+        with open(os.path.join(folder, "replaced"), "a") as file:
+            file.write(f"{name} {why}\n")
+
+    return replace
 
 
 def _break(folder: str) -> None:
@@ -77,6 +87,13 @@ class Serving:
         """Send a signal to some ranks, or to all, as torchrun does."""
         for rank in ranks or range(self.world):
             os.kill(self.pid(rank), number)
+
+    @property
+    def replaced(self) -> list[str]:
+        """Names of the HTTP processes that were to be replaced, and why."""
+        with suppress(FileNotFoundError), open(os.path.join(self.folder, "replaced")) as file:
+            return file.read().splitlines()
+        return []
 
     def break_soon(self) -> None:
         """Let the costless engine's rank 0 fail."""

@@ -9,7 +9,7 @@ import time
 import pytest
 import zmq
 
-from rorqual.engine.serving.link import Link
+from rorqual.engine.serving.link import FULL, GONE, MOST_WAITING, Link
 from rorqual.engine.serving.wire import Abort, Goodbye, Hello, encode
 
 
@@ -41,16 +41,40 @@ def test_messages_both_ways_and_a_peer_that_leaves():
             found += link.receive(1.0)
         name = found[0][0]
         assert found[0][1] == Hello(version="1") and all(isinstance(m, ValueError) for _, m in found[1:])
-        assert link.send(name, Goodbye(phase="drain", reason="x")) and peer.poll(20_000)
+        assert link.send(name, Goodbye(phase="drain", reason="x")) is None and peer.poll(20_000)
         peer.send(encode(Hello(version="2")))
         start = time.monotonic()
         link.wait(30)  # a message wakes it
         assert time.monotonic() - start < 20 and [m for _, m in link.receive(1.0)] == [Hello(version="2")]
         peer.close(0)
-        while link.send(name, Goodbye(phase="end", reason="x")):
+        while (why := link.send(name, Goodbye(phase="end", reason="x"))) is None:
             assert time.monotonic() < end, "a peer that is gone is not noticed"
             time.sleep(0.01)
-        assert not link.send(b"nobody", Goodbye(phase="end", reason="x"))
+        assert why == GONE and link.send(b"nobody", Goodbye(phase="end", reason="x")) == GONE
+    context.term()
+
+
+def test_what_waits_for_a_peer_that_does_not_read_is_bounded():
+    context = zmq.Context()
+    with Link() as link:
+        idle, busy = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        names = []
+        for peer in (idle, busy):
+            peer.setsockopt(zmq.RCVHWM, 1)
+            peer.connect(link.address)
+            peer.send(encode(Hello(version="1")))
+            link.wait(20)
+            names += [name for name, _ in link.receive(1.0)]
+        news, sent, start = Goodbye(phase="drain", reason="x" * 2000), 0, time.monotonic()
+        while (why := link.send(names[0], news)) is None:
+            sent += 1
+            assert sent < 2 * MOST_WAITING + 1000 and time.monotonic() < start + 60
+        assert why == FULL and sent >= MOST_WAITING
+        start = time.monotonic()
+        assert link.send(names[0], news) == FULL and time.monotonic() - start < 1.0  # a step is not held up
+        assert link.send(names[1], news) is None and busy.poll(20_000)  # nor the others
+        for peer in (idle, busy):
+            peer.close(0)
     context.term()
 
 

@@ -46,22 +46,23 @@ async def chat_completions(request: Request) -> Response:
     """The route."""
     state: ServerState = request.app.state.server
     welcome, texts = state.ready()
-    asked = decode(ChatRequest, await read_body(request.headers, request.receive, state.config))
+    data = await read_body(request.headers, request.receive, state.config)
+    asked = decode(ChatRequest, data)
     model = state.model(asked.model)
     _check(asked)
     name = request_name("chatcmpl", asked, request.headers)
-    text = _prompt_text(texts, asked)
+    text = await _prompt_text(texts, asked, len(data))
     ids = await texts.encode(text, add_special_tokens=bool(asked.add_special_tokens), most=welcome.max_model_len)
     ids = cut_prompt(ids, asked.truncate_prompt_tokens, welcome.max_model_len - 1)
     job = _job(state, texts, asked, model, ids, text)
-    grammar = await grammar_of(state, asked, "</think>" if asked.continue_final_message else text)
+    grammar = await grammar_of(state, asked, len(data), "</think>" if asked.continue_final_message else text)
     wanted = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     more: dict[str, Any] = {"max_tokens": room_for(len(ids), wanted, welcome.max_model_len, None, "max_completion_tokens"), "n": job.n}
     if job.top is not None:
         more["logprobs"] = job.top
     if job.parser().needs_special_tokens:
         more["skip_special_tokens"] = False
-    messages = submits(
+    messages = await submits(
         name, [ids], [sampling_of(asked, state.defaults, **more)], welcome,
         priority=asked.priority or 0, grammar=grammar, dp_rank=wanted_rank(request.headers, welcome),
     )  # fmt: skip
@@ -88,8 +89,8 @@ def _check(asked: ChatRequest) -> None:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
 
 
-def _prompt_text(texts: Texts, asked: ChatRequest) -> str:
-    """The conversation as the model reads it."""
+async def _prompt_text(texts: Texts, asked: ChatRequest, size: int) -> str:
+    """The conversation as the model reads it. The request has ``size`` bytes."""
     args = dict(asked.chat_template_kwargs or {})
     switched = "thinking" in args or "enable_thinking" in args
     if asked.thinking is not None and not switched:
@@ -102,8 +103,8 @@ def _prompt_text(texts: Texts, asked: ChatRequest) -> str:
         if not switched:
             args["thinking"] = asked.reasoning_effort != "none"
     tools = [] if asked.tool_choice == "none" else asked.tools or []
-    return texts.render(
-        asked.messages, tools=tools, template_args=args, add_generation_prompt=asked.add_generation_prompt is not False,
+    return await texts.render(
+        size, asked.messages, tools=tools, template_args=args, add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=bool(asked.continue_final_message),
     )  # fmt: skip
 

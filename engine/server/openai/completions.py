@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from ...sampling_params import SamplingParams
 from ...serving.wire import Welcome
-from ..body import decode, read_body
+from ..body import decode_ids, read_body
 from ..errors import ApiError
 from ..sse import EventStream
 from ..state import ServerState
 from ..texts import Texts
 from .completion_answer import stream_completion, whole_completion
-from .generation import Generation, check_ids
+from .generation import Generation, check_ids, mixed_prompts
 from .logprobs import Spelling
 from .offsets import Offsets
 from .prepare import cut_prompt, grammar_of, request_name, submits, wanted_rank
@@ -59,13 +59,14 @@ async def completions(request: Request) -> Response:
     """The route."""
     state: ServerState = request.app.state.server
     welcome, texts = state.ready()
-    asked = decode(CompletionRequest, await read_body(request.headers, request.receive, state.config))
+    data = await read_body(request.headers, request.receive, state.config)
+    asked = await decode_ids(CompletionRequest, "prompt", data)
     model = state.model(asked.model)
     job = await _job(state, welcome, texts, asked, model)
     name = request_name("cmpl", asked, request.headers)
-    grammar = await grammar_of(state, asked)
+    grammar = await grammar_of(state, asked, len(data))
     params = [_params(state, welcome, job, ids) for ids in job.prompts]
-    messages = submits(
+    messages = await submits(
         name, job.prompts, params, welcome,
         priority=asked.priority or 0, grammar=grammar, dp_rank=wanted_rank(request.headers, welcome),
     )  # fmt: skip
@@ -107,19 +108,14 @@ async def _job(state: ServerState, welcome: Welcome, texts: Texts, asked: Comple
 async def _prompts(asked: CompletionRequest, texts: Texts, welcome: Welcome, made: int, most_made: int) -> list[list[int]]:
     """Token ids of every prompt, of which ``made`` completions each are wanted and ``most_made`` in all are allowed."""
     given = asked.prompt
-    if isinstance(given, str):
-        items: list[Any] = [given]
-    elif given and all(isinstance(item, int) for item in given):
-        items = [given]
-    else:
-        items = list(given)
+    items: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
     if not items:
         raise ApiError(400, "prompt is an empty list; give at least one prompt", param="prompt")
-    if any(isinstance(item, int) for item in items):
-        raise ApiError(400, "prompt mixes token ids and other things; give text, a list of texts, or lists of ids", param="prompt")
     if len(items) * made > most_made:  # told before anything is tokenised
         text = f"{len(items)} prompts times {made} completions is more than {most_made} (--max-completions)"
         raise ApiError(400, text, param="n")
+    if any(isinstance(item, int) for item in items):
+        raise mixed_prompts()
     limit = welcome.max_model_len - max(1, asked.max_tokens or 1)
     special = True if asked.add_special_tokens is None else asked.add_special_tokens
     most = None if asked.truncate_prompt_tokens else welcome.max_model_len
@@ -129,8 +125,10 @@ async def _prompts(asked: CompletionRequest, texts: Texts, welcome: Welcome, mad
         if item == "":
             raise ApiError(400, "a prompt is empty; give at least one character", param="prompt")
         ids = await texts.encode(item, add_special_tokens=special, most=most) if isinstance(item, str) else item
+        ids = cut_prompt(ids, asked.truncate_prompt_tokens, max(1, limit))
+        room_for(len(ids), asked.max_tokens, welcome.max_model_len, DEFAULT_MAX_TOKENS, "max_tokens")
         check_ids(ids, welcome.vocab_size)
-        found.append(cut_prompt(ids, asked.truncate_prompt_tokens, max(1, limit)))
+        found.append(ids)
     return found
 
 

@@ -15,6 +15,11 @@ from ..mailbox import Mailbox
 from ..state import ServerState
 
 
+def mixed_prompts() -> ApiError:
+    """What is told for a list of prompts that is none."""
+    return ApiError(400, "prompt mixes token ids and other things; give text, a list of texts, or lists of ids", param="prompt")
+
+
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """Refuse a prompt of token ids that cannot be one.
 
@@ -23,7 +28,10 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """
     if not ids:
         raise ApiError(400, "the prompt is empty; give at least one token", param="prompt")
-    low, high = min(ids), max(ids)
+    try:
+        low, high = min(ids), max(ids)
+    except TypeError:  # of a prompt that begins with an id
+        raise mixed_prompts() from None
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise ApiError(400, f"the prompt has the token id {wrong}; the vocabulary has ids 0 to {vocab_size - 1}", param="prompt")

@@ -67,10 +67,20 @@ class TextLogprobs:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _alternatives(self, row: Row) -> dict[str, float]:
-        """The likeliest tokens, best first, and the token itself."""
+        """The likeliest tokens, best first, and the token itself. Of tokens with one text only one can have it: the token itself, else the
+        likeliest; the others are written as ``token_id:N``.
+        """
         best = sorted((r for r in row[1:] if r[2] <= self._top), key=lambda r: r[2])
         chosen = [row[0], *best] if row[0][2] > self._top else sorted([row[0], *best], key=lambda r: r[2])
-        return {self._spelling.text(int(r[0])): max(r[1], FLOOR) for r in chosen}
+        own, own_text = int(row[0][0]), self._spelling.text(int(row[0][0]))
+        found: dict[str, float] = {}
+        for entry in chosen:
+            token = int(entry[0])
+            text = own_text if token == own else self._spelling.text(token)
+            if token != own and (text == own_text or text in found):
+                text = f"token_id:{token}"
+            found[text] = max(entry[1], FLOOR)
+        return found
 
 
 def prompt_logprobs(rows: Sequence[Row | None] | None, texts: Texts) -> list[dict[str, Any] | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import msgspec
 from ...sampling_params import SamplingParams
 from ...serving.wire import Submit, Welcome
 from ..errors import ApiError, bad
+from ..large import LARGE
 from ..state import ServerState
 from .fields import SharedFields
 from .generation import pack_ids
@@ -49,8 +51,10 @@ def wanted_rank(headers: Mapping[str, str], welcome: Welcome) -> int | None:
     return int(given)
 
 
-async def grammar_of(state: ServerState, request: SharedFields, prompt: str | None = None) -> str | None:
-    """The compiled grammar that the output must match, None for any output. ``prompt``: the rendered chat, None for none.
+async def grammar_of(state: ServerState, request: SharedFields, size: int, prompt: str | None = None) -> str | None:
+    """The compiled grammar that the output must match, None for any output.
+
+    The request has ``size`` bytes. ``prompt``: the rendered chat, None for none.
 
     Raises:
         ApiError: 400, it cannot be compiled; 503, the compiler has too much to do.
@@ -65,7 +69,7 @@ async def grammar_of(state: ServerState, request: SharedFields, prompt: str | No
         raise ApiError(400, "structured output is not available on this server", param=next(iter(asked)), code="unsupported_parameter")
     try:
         grammar: str | None = await state.structured.compile_for(
-            asked, names=None if prompt is None else state.parsers, prompt=prompt or ""
+            asked, names=None if prompt is None else state.parsers, prompt=prompt or "", large=size > LARGE
         )
     except ValueError as error:
         raise bad(error, next((name for name in asked if name != "tools"), None)) from None
@@ -80,7 +84,7 @@ _GRAMMAR_FIELDS = frozenset(
 )  # fmt: skip
 
 
-def submits(
+async def submits(
     name: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], welcome: Welcome, *,
     priority: int, grammar: str | None, dp_rank: int | None,
 ) -> list[Submit]:  # fmt: skip
@@ -92,6 +96,8 @@ def submits(
     now = time.time()
     found = []
     for place, (ids, param) in enumerate(zip(prompts, params, strict=True)):
+        if place:
+            await asyncio.sleep(0)  # many prompts do not hold up the others' streams
         try:
             param.check_vocabulary(welcome.vocab_size)
         except ValueError as error:

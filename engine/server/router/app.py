@@ -51,6 +51,8 @@ def make_app(config: RouterConfig) -> FastAPI:
     from fastapi import FastAPI
     from starlette.routing import Route
 
+    from ..origin import OriginGuard
+
     fleet, client = Fleet(config), make_client(config)
     forward = Forward(fleet, client)
 
@@ -74,6 +76,7 @@ def make_app(config: RouterConfig) -> FastAPI:
         Route("/abort", ToAll(fleet, client), methods=["POST"]), Route("/flush_cache", ToAll(fleet, client), methods=["POST"]),
     ]  # fmt: skip
     app.mount("/", forward)
+    app.add_middleware(OriginGuard, allowed=())
     return app
 
 

@@ -10,7 +10,8 @@ _HOP_BY_HOP = frozenset(
         b"transfer-encoding", b"upgrade",
     )
 )  # fmt: skip
-_OURS = frozenset((b"host", b"content-length", b"expect"))  # of a request: made anew for the server
+# of a request: made anew for the server, or judged here
+_OURS = frozenset((b"host", b"content-length", b"expect", b"origin", b"sec-fetch-site"))
 
 Headers = list[tuple[bytes, bytes]]
 

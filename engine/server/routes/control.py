@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -28,7 +28,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 class ProfileRequest(msgspec.Struct, kw_only=True):
     """Body of POST /start_profile; may be empty."""
 
-    num_steps: int | None = None  # steps after which the profile ends by itself
+    num_steps: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None  # steps after which the profile ends by itself
 
 
 def _json(value: Any) -> Response:

@@ -76,13 +76,16 @@ class Structured:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._process.close()
 
-    async def compile_for(self, body: Mapping[str, Any], *, names: ParserNames | None = None, prompt: str = "") -> str | None:
+    async def compile_for(
+        self, body: Mapping[str, Any], *, names: ParserNames | None = None, prompt: str = "", large: bool = False
+    ) -> str | None:
         """The compiled grammar that the output of a request must match; None where it is free.
 
         Args:
             body: the request as sent: response_format, structured_outputs, guided_*, tools, tool_choice, parallel_tool_calls.
             names: the server's parsers, for chats.
             prompt: the rendered chat.
+            large: the request is; others get their turn while it is looked at.
 
         Raises:
             ValueError: the form is wrong, cannot be kept, or takes too long to compile; with the reason.
@@ -94,12 +97,24 @@ class Structured:
         if not self._folder:
             raise ValueError("structured output needs a tokenizer, and this server runs without (--skip-tokenizer-init)")
         try:
-            text = json.dumps(form.to_wire(), ensure_ascii=False)
+            text = await self._written(form) if large else json.dumps(form.to_wire(), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the form of the output cannot be written as JSON: {error}") from None
         if len(text) > self._most:
-            raise ValueError(f"the form of the output has {len(text)} characters as JSON, {self._most} are allowed; simplify it")
+            raise ValueError(f"the form of the output has {len(text)} or more characters as JSON, {self._most} are allowed; simplify it")
         return await self._compiled(form, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
+
+    async def _written(self, form: Form) -> str:
+        """The form as JSON, or so much of it that it is too long."""
+        made, size = [], 0
+        for place, part in enumerate(json.JSONEncoder(ensure_ascii=False).iterencode(form.to_wire())):
+            made.append(part)
+            size += len(part)
+            if size > self._most:
+                break
+            if place % 10_000 == 9999:
+                await asyncio.sleep(0)  # a long one does not hold up the others' streams
+        return "".join(made)
 
     async def _compiled(self, form: Form, key: str) -> str:
         if key in self._kept:
@@ -122,6 +137,10 @@ class Structured:
             answer = await self._process.ask(form.to_wire(), 2 * self._timeout + 10.0)
         except CompilerGone as error:
             raise StructuredBusy(f"{error}; try again") from None
+        except OverflowError:
+            raise ValueError(
+                "the form of the output has a whole number beyond 64 bits; write it as one with a point, or leave it out"
+            ) from None
         if answer.get("busy"):
             raise StructuredBusy("grammars wait too long to be compiled; try again later")
         if "error" in answer:

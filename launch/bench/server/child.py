@@ -33,11 +33,12 @@ def serve_costless(settings: dict[str, Any]) -> int:
     workers = settings.pop("api_server_count")
     port = settings.pop("port")
     config = ServerConfig(port=port, api_server_count=workers, disable_access_log=True, max_concurrent_requests=1 << 16)
-    with open_front(config) as (link, look_after):
+    with open_front(config) as (link, processes):
         engine = CostlessEngine(**settings)
         me = os.getpid()
         print(json.dumps({"host": socket.gethostname(), "engine": me, "http": children(me)}), flush=True)
-        code = serve(engine, link, ServeSettings(max_queued_requests=1 << 16), every_second=look_after)  # type: ignore[arg-type]
+        limits, care = ServeSettings(max_queued_requests=1 << 16), {"every_second": processes.look_after, "replace": processes.replace}
+        code = serve(engine, link, limits, **care)  # type: ignore[arg-type]
         engine.close()
     return code
 

@@ -169,6 +169,19 @@ def test_bad_requests_stop_here_or_get_the_servers_word():
         assert not any("abort" in p for p in fakes[0].paths)
 
 
+def test_web_pages_of_others_reach_no_server():
+    with routed(2) as (url, servers, _, _):
+        page = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+        for path in ("/flush_cache", "/abort", "/v1/completions", "/tokenize"):
+            answer = httpx.post(url + path, content=b"{}", headers=page)
+            assert answer.status_code == 403 and answer.json()["error"]["code"] == "origin_not_allowed"
+        assert not any(server.paths for server in servers)
+        own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
+        assert httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=own).status_code == 200
+        (seen,) = servers[0].headers or servers[1].headers
+        assert "origin" not in seen  # judged here; the server is known by another name
+
+
 def test_metrics_are_of_every_server():
     with routed(2, dp_routing="round_robin") as (url, _, _, running):
         for _ in range(4):

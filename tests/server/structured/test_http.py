@@ -77,6 +77,7 @@ def test_every_spelling_keeps_its_form(client):
     ({"guided_regex": "a", "guided_choice": ["b"]}, "each ask for a form"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"guided_choice": []}, "list of texts"),
+    ({"guided_json": {"const": 10**30}}, "beyond 64 bits"),
     ({"guided_choice": ["x" * 2_000_000]}, "characters as JSON"),
 ])  # fmt: skip
 def test_wrong_and_hostile_forms_are_400s_with_the_reason(server, client, body, message):
