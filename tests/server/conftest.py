@@ -17,6 +17,8 @@ def served(shared):
     """The shared server, with the fake engine's knobs as they were at the start."""
     engine = shared.engine
     knobs = {name: getattr(engine, name) for name in ("delay", "first_delay", "chunk", "script", "refuse", "fail_after", "cached_tokens")}
+    with shared.http() as client:  # its question reaches the engine behind all that the last test left on its way
+        assert client.get("/server_info").status_code == 200
     engine.submits.clear()
     engine.aborts.clear()
     engine.controls.clear()
