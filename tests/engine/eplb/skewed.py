@@ -11,7 +11,7 @@ import torch
 
 from tests.engine.eplb.jobs import Found, run
 
-_PLANNING_S = 0.03  # a step here is shorter than planning, which runs beside it: how many pass meanwhile is not what is looked at
+_WAIT_S = 30.0
 
 
 @dataclass(kw_only=True)
@@ -28,6 +28,14 @@ def favour(llm: Any, sigma: float) -> None:
     for layer in llm.engine.stage.model.moe_layers():
         bias = layer.gate.e_score_correction_bias
         bias.data += torch.from_numpy(rng.normal(0.0, sigma, len(bias))).to(bias)
+
+
+def settle(llm: Any) -> None:
+    """Wait for what this rank's thread can do before the next step: how many steps pass meanwhile is not what is looked at."""
+    live = None if llm.engine.experts is None else llm.engine.experts.live
+    cycle = None if live is None else live.cycle
+    if cycle is not None and (cycle.moving is None or cycle.moving.gate.released >= len(cycle.moving.batch.rounds)):
+        assert cycle.job.wait(time.monotonic() + _WAIT_S), f"cycle {cycle.number} has not got on within {_WAIT_S:g} s"
 
 
 def job(folder: str, prompts: list[list[int]], n: int, settings: dict[str, Any], sigma: float) -> Skewed:
@@ -47,7 +55,7 @@ def job(folder: str, prompts: list[list[int]], n: int, settings: dict[str, Any],
             return found
 
         def step(plan: Any) -> Any:
-            time.sleep(_PLANNING_S)
+            settle(llm)
             sent.append(np.zeros((len(rows), n_ranks), dtype=np.int64))
             return execute(plan)
 
