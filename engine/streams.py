@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import finalize
 
 import torch
+
+from .collector import no_collection
 
 _T = TypeVar("_T")
 
@@ -147,21 +148,16 @@ class Streams:
         body()  # compiles kernels and makes what libraries allocate on first use
         self.settle()
         graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.disable()  # a graph or tensor that is collected meanwhile would call into the driver
-        try:
-            with torch.cuda.stream(self._capture):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    result = body()
-                except BaseException:
-                    with suppress(RuntimeError):  # the capture is broken; what broke it says more than its end
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
+        # A graph or tensor that is collected meanwhile would call into the driver.
+        with no_collection(), torch.cuda.stream(self._capture):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = body()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is broken; what broke it says more than its end
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._graphs.append(graph)
         return graph.replay, result
 

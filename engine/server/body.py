@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..collector import no_collection
 from .errors import ApiError, shorten
 from .http_settings import HttpSettings
-from .large import LARGE, IdsApart, check_large, no_collection
+from .large import LARGE, IdsApart, check_large
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -91,6 +92,7 @@ def decode(kind: type[T], data: bytes) -> T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
+        # A collection would look through what is being made again and again.
         with no_collection() if len(data) > LARGE else nullcontext():
             found: T = decoder.decode(data)
         return found

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -40,18 +37,6 @@ async def check_large(data: bytes, max_request_bytes: int) -> None:
 def _check(found: int, what: str, most: int) -> None:
     if found > most:
         raise ApiError(413, f"the request holds {found} {what}; this server takes {most}, which grow with --max-request-bytes")
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection in the block: it would look through what is being made again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class IdsApart:

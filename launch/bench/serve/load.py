@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....engine.collector import no_collection
 from ..datasets.request import Request
 from .ask import Asker
 from .http import Client
@@ -18,19 +19,6 @@ from .stream import StreamSink
 
 #: bytes of requests that are made before the clock starts; the rest are made when they are sent
 BODY_BYTES = 1 << 28
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep Python's collector from stopping the clock: a run makes many small objects and no cycles."""
-    gc.collect()
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @dataclass(kw_only=True)
@@ -58,7 +46,8 @@ class Load:
         """Send each request at its time; outcomes in order (a conversation's turns one after the other), and the seconds of it all."""
         self._gate = nullcontext() if self.limit is None else asyncio.Semaphore(self.limit)
         bodies = self.bodies(requests)
-        with _without_collector():
+        gc.collect()
+        with no_collection():  # it would stop the clock: a run makes many small objects and no cycles
             start = time.perf_counter()
             each = zip(requests, bodies, times, strict=True)
             talks = [asyncio.create_task(self._talk(request, body, start + at)) for request, body, at in each]
