@@ -1,1 +1,1 @@
-"""Kernels that know no model: block-FP8 products and activation quantisation."""
+"""Kernels that know no model: block-FP8 products, activation quantisation, and early starts of any kernel."""

@@ -9,13 +9,12 @@ written and never change a result. The values are plain row-major [M, K].
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from .overlap import early
 from .quantise_torch import BLOCK, check_gate_up, check_rows, empty_scales
 
 _E4M3_MAX = tl.constexpr(448.0)
@@ -91,12 +90,6 @@ def silu_mul_kernel(x, out, count, n_rows, width, x_stride, COUNTED: tl.constexp
         tl.store(out + rows.to(tl.int64)[:, None] * width + columns[None, :], product, mask=mask)
 
 
-@lru_cache(maxsize=16)
-def signals_dependents(device: torch.device) -> bool:
-    """Whether a GPU can start a kernel before the one in front of it has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _rows_a_program(n_rows: int, blocks: int) -> tuple[int, int]:
     """(rows, warps) of a program: small ones while they would not fill the GPU, large ones where a grid would be too high."""
     if n_rows > 16 * _MOST_PROGRAMS:
@@ -113,7 +106,7 @@ def _launch(x: torch.Tensor, width: int, gated: bool, count: torch.Tensor | None
         rows, warps = _rows_a_program(n_rows, blocks)
         quantise_kernel[(blocks, triton.cdiv(n_rows, rows))](
             x, values, scales, count, n_rows, width, x.stride(0), scales.stride(1),
-            GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, SIGNAL=signals_dependents(x.device), num_warps=warps,
+            GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, SIGNAL=early(x.device), num_warps=warps,
         )  # fmt: skip
     return values, scales
 
