@@ -65,6 +65,10 @@ class Results:
         head = {"bench": self.bench, "command": self.command, "date": self.date, "device": self.device, "versions": self.versions}
         return {**head, "rows": [row.to_dict() for row in self.rows]}
 
+    def to_text(self) -> str:
+        """The file's content as JSON."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+
     @classmethod
     def from_dict(cls, values: Any, source: str) -> Results:
         """The inverse of ``to_dict``.
@@ -123,7 +127,7 @@ def write_results(results: Results, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{slug(results.bench)}-{slug(results.device)}-{results.date}"
-    text = json.dumps(results.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    text = results.to_text()
     number = 1
     while True:
         path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")

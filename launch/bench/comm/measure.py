@@ -138,9 +138,10 @@ def figures(lines: Sequence[Sequence[float]], whole: Sequence[float]) -> list[fl
         whole: trips without.
     """
     trip, halves = statistics.median(whole), _medians(lines)
-    events = sum(halves) - sum(without_events(halves, trip))  # what the four of them took
+    left = without_events(halves, trip)
+    events = sum(halves) - sum(left)  # what the four of them took
     pairs = [statistics.median(line[at] + line[at + 1] for line in lines) for at in (0, 2)]
-    return [*without_events(halves, trip), *(max(0.0, pair - events / 2) for pair in pairs), trip]
+    return [*left, *(max(0.0, pair - events / 2) for pair in pairs), trip]
 
 
 def without_events(halves: Sequence[float], trip: float) -> list[float]:

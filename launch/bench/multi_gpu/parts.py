@@ -151,6 +151,11 @@ def keep_rows(rows: Iterable[Row], path: str, prefix: str = "") -> None:
 
 def write_rows(path: str, rows: Sequence[Row]) -> None:
     """What a part calls, also between two of its figures, so that a limit does not take the first of them."""
-    whole = Path(path).with_suffix(".part")
-    whole.write_text(json.dumps([row.to_dict() for row in rows]), encoding="utf-8")
-    os.replace(whole, path)
+    replace_file(Path(path), json.dumps([row.to_dict() for row in rows]))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, which has the old or the new content at any time."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from ...doctor import versions
 from ..kv.tables import without_places
 from ..results import Results, Row, today, write_results
-from .parts import Outcome, Part
+from .parts import Outcome, Part, replace_file
 
 
 class Record:
@@ -42,13 +41,13 @@ class Record:
             except OSError as error:
                 self._places.append(_elsewhere(self._folder, error))
             self._folder = None
-        text = json.dumps(results.to_dict(), indent=1, ensure_ascii=False) + "\n"
+        text = results.to_text()
         for number, place in enumerate(self._places):
             try:
-                _replace(place, text)
+                replace_file(place, text)
             except OSError as error:
                 self._places[number] = _elsewhere(place, error)
-                _replace(self._places[number], text)
+                replace_file(self._places[number], text)
 
     def told(self) -> str:
         """Where the file is."""
@@ -101,12 +100,6 @@ def _scaling(outcomes: Sequence[Outcome], ranks: int) -> list[Row]:
         return []
     name, value = "throughput over that of as many GPUs alone", together / (ranks * alone)
     return [Row(name=name, params={"ranks": ranks}, value=value, unit="times", better="higher")]
-
-
-def _replace(place: Path, text: str) -> None:
-    part = place.with_name(place.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, place)
 
 
 def _elsewhere(place: Path, error: OSError) -> Path:
