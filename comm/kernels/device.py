@@ -71,7 +71,6 @@ def raise_flags(base, there, flag_at, n, epoch, RANKS: tl.constexpr, ON_GPU: tl.
     32 ranks get both words by one store of 16 bytes, which arrives as a whole; otherwise the count must have arrived before the
     epoch may go, which takes a turn over the link.
     """
-    flag = (base + flag_at).to(tl.pointer_type(tl.int64))
     if ON_GPU and RANKS <= 32:  # lane i of every warp has the address of rank i; the first warp stores
         tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .b32 t; .reg .b128 both; mov.u32 t, %tid.x; setp.lt.u32 p, t, 32; setp.ne.and.s32 p, $4, 0, p;"
@@ -83,6 +82,7 @@ def raise_flags(base, there, flag_at, n, epoch, RANKS: tl.constexpr, ON_GPU: tl.
             pack=1,
         )
     else:
+        flag = (base + flag_at).to(tl.pointer_type(tl.int64))
         tl.store(flag + 1, tl.zeros_like(base) + n, mask=there)
         tl.debug_barrier()  # the lanes of the two stores need not be the same threads
         tl.atomic_xchg(flag, tl.zeros_like(base) + epoch, mask=there, sem="release", scope="sys")
