@@ -6,7 +6,6 @@ import io
 import json
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from rorqual.launch.bench.multi_gpu.layouts import layouts, title
 from rorqual.launch.bench.multi_gpu.parity import fitting
 from rorqual.launch.bench.multi_gpu.parts import Outcome, Part, command, read_rows, run_part, write_rows
 from rorqual.launch.bench.multi_gpu.pool import fitting_gib
-from rorqual.launch.bench.multi_gpu.program import GROUPS, LARGE, program
+from rorqual.launch.bench.multi_gpu.program import GROUPS, LARGE, program, share
 from rorqual.launch.bench.multi_gpu.reason import reason_of
 from rorqual.launch.bench.multi_gpu.record import _scaling, with_peers
 from rorqual.launch.bench.multi_gpu.shapes import BASE, experts_of
@@ -114,13 +113,28 @@ def test_full_size_fits_eight_gpus_whole_and_fewer_in_part():
         fitting_layers(BASE, 61, ranks=2, gpu_bytes=8 << 30, **given)
 
 
+def test_a_share_of_eight_has_the_experts_of_a_rank_of_eight():
+    parts = share(8, device="cuda", only=("slice", "full"))
+    assert [p.name for p in parts] == ["one GPU with its share of the experts", "one rank of 8, full size, offload off",
+                                       "one rank of 8, full size, offload host"]  # fmt: skip
+    (of_eight,) = program(8, device="cuda", only=("full",), right=Path("x"))[:1]
+
+    def shape(part):
+        return json.loads(part.words[part.words.index("--shape") + 1])
+
+    assert {p.ranks for p in parts} == {1} and [shape(p)["n_routed_experts"] for p in parts] == [32] * 3
+    assert shape(of_eight) == {**shape(parts[1]), "n_routed_experts": 256}
+    settings = {"kv_cache_dtype": "fp8", "max_model_len": 131184, "max_num_seqs": 4, "max_total_tokens": 132000, "kv_offload": "host"}
+    given = {"settings": settings, "host_bytes": 56 << 30, "shape": shape(parts[2])}
+    assert fitting_layers(BASE, 61, ranks=1, gpu_bytes=140 << 30, **given) == 61
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="small, on the CPU")
 @pytest.mark.parametrize(("seconds", "left_out"), [(0.0, [64, 128]), (600.0, [])])
 def test_full_size_names_contexts_that_no_time_is_left_for(tmp_path, monkeypatch, seconds, left_out):
-    (found,) = program(2, device="cpu", only=("full",), right=Path("x"))[:1]
-    words = command(replace(found, ranks=1), tmp_path / "rows.json", seconds)[3:]
+    (found,) = share(2, device="cpu", only=("full",))[:1]
+    words = command(found, tmp_path / "rows.json", seconds)[3:]
     words = [{"[[128, 2], [256, 1]]": "[[64, 1], [128, 1]]"}.get(word, word) for word in words]
-    words[words.index("--ranks") + 1] = "1"
     monkeypatch.setattr("sys.argv", ["full", *words])
     main()
     rows = read_rows(tmp_path / "rows.json")
@@ -227,6 +241,9 @@ def test_imbalance_in_order():
 @pytest.mark.parametrize(("words", "says"), [
         (["--only", "speed"], "names of"), (["--device", "cpu", "--ranks", "1"], "two GPUs or more"),
         (["--device", "cpu", "--ranks", "0"], "two GPUs or more"), (["--device", "cpu", "--match", "none"], "fits none of the parts"),
+        (["--device", "cpu", "--share-of", "1"], "2 or more, got 1"),
+        (["--device", "cpu", "--share-of", "2", "--ranks", "2"], "got --ranks 2"),
+        (["--device", "cpu", "--share-of", "2", "--only", "parity"], "--only with --share-of takes names of slice, full"),
         (["--device", "cpu", "--log", "/proc/none/log"], "--log /proc/none/log cannot be written"),
         (["--device", "cpu", "--results-dir", "/proc/none"], "--results-dir /proc/none cannot be written"),
     ])  # fmt: skip

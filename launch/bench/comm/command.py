@@ -111,9 +111,7 @@ def _tables(crew: Crew, table: list[Case], against: list[Case], args: argparse.N
     return 0
 
 
-def _measure(
-    crew: Crew, table: list[Case], repeat: int, keep: Callable[[list[tuple[Case, Timing]]], None]
-) -> list[tuple[Case, Timing]]:
+def _measure(crew: Crew, table: list[Case], repeat: int, keep: Callable[[list[tuple[Case, Timing]]], None]) -> list[tuple[Case, Timing]]:
     found: list[tuple[Case, Timing]] = []
     for case in table:
         try:

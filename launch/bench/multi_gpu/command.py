@@ -20,7 +20,7 @@ from ...generate import check_writable
 from ..kv.tables import add_output_flags, check_outputs, show
 from ..results import today
 from .parts import ENDING_S, Outcome, Part, command, read_rows, run_part
-from .program import GROUPS, LARGE, program
+from .program import GROUPS, LARGE, SHARED, program, share
 from .record import Record
 
 _LEAST_S = 5.0  # a part is not begun with less
@@ -32,8 +32,10 @@ def add_parser(parser: Parser) -> None:
     """Flags of the command."""
     parser.add_argument("--ranks", type=int, metavar="N", help="GPUs; all of this host by default.")
     parser.add_argument(
-        "--only", metavar="NAME,..", default=",".join(GROUPS), help=f"Parts of {', '.join((*GROUPS, *LARGE))}; all but the last by default."
-    )
+        "--share-of", type=int, metavar="N",
+        help=f"One GPU with the experts that one of N has, and nothing to exchange: parts of {' and '.join(SHARED)}.",
+    )  # fmt: skip
+    parser.add_argument("--only", metavar="NAME,..", help=f"Parts of {', '.join((*GROUPS, *LARGE))}; all but the last by default.")
     parser.add_argument("--match", metavar="TEXT;..", default="*", help="Of these only parts whose name fits, such as 'full*host'.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, over CPU ranks, to see that it works.")
     parser.add_argument(
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code is 1 if a part failed or had no time."""
     check_outputs(args)
     check_writable(args.log, "--log")
-    end = time.monotonic() + _budget(args.budget_seconds, _groups(args.only))
+    end = time.monotonic() + _budget(args.budget_seconds, _groups(args))
     ranks = _ranks(args)
     with tempfile.TemporaryDirectory(prefix="rorqual-multi-gpu-") as folder:
         parts = chosen(args, ranks, Path(folder))
@@ -98,7 +100,10 @@ def _tell(outcome: Outcome) -> None:
 
 def chosen(args: argparse.Namespace, ranks: int, folder: Path) -> list[Part]:
     """The parts that were asked for. ValueError: an unknown name, or none that fits."""
-    parts = program(ranks, device=args.device, only=_groups(args.only), right=folder / "right.json")
+    if args.share_of is not None:
+        parts = share(args.share_of, device=args.device, only=_groups(args))
+    else:
+        parts = program(ranks, device=args.device, only=_groups(args), right=folder / "right.json")
     fits = [p for p in parts if any(fnmatch.fnmatch(p.name, text) for text in args.match.split(";"))]
     needed = {p.module for p in fits if p.module.endswith(".parity")}  # what layouts are compared with comes from the part of one rank
     found = [p for p in parts if p in fits or (p.module in needed and p.ranks == 1)]
@@ -107,10 +112,13 @@ def chosen(args: argparse.Namespace, ranks: int, folder: Path) -> list[Part]:
     return found
 
 
-def _groups(text: str) -> tuple[str, ...]:
-    only = tuple(name for name in text.split(",") if name)
-    if not only or set(only) - {*GROUPS, *LARGE}:
-        raise ValueError(f"--only takes names of {', '.join((*GROUPS, *LARGE))} with commas between, got {text!r}")
+def _groups(args: argparse.Namespace) -> tuple[str, ...]:
+    """Names that ``--only`` gives, or those of every run. ValueError: unknown ones."""
+    known, usual = ((*GROUPS, *LARGE), GROUPS) if args.share_of is None else (SHARED, SHARED)
+    only = usual if args.only is None else tuple(name for name in args.only.split(",") if name)
+    if not only or set(only) - set(known):
+        of_it = "" if args.share_of is None else " with --share-of"
+        raise ValueError(f"--only{of_it} takes names of {', '.join(known)} with commas between, got {args.only!r}")
     return only
 
 
@@ -141,11 +149,25 @@ def _device(args: argparse.Namespace, ranks: int) -> str:
 
 
 def _ranks(args: argparse.Namespace) -> int:
-    """How many GPUs take part. ValueError: fewer than two, or more than there are."""
+    """How many GPUs take part. ValueError: fewer than two, more than there are, or not one for a share."""
+    if args.share_of is not None:
+        return _one_rank(args)
     there = torch.cuda.device_count() if args.device == "cuda" else (args.ranks or 2)
     ranks = there if args.ranks is None else args.ranks
     if ranks < 2 or ranks > there:
         raise ValueError(
-            f"bench multi-gpu takes two GPUs or more, asked for {ranks}, found {there}; --device cpu rehearses it on CPU ranks"
+            f"bench multi-gpu takes two GPUs or more, asked for {ranks}, found {there}; --device cpu rehearses it on CPU ranks, "
+            "--share-of N measures a rank of N on one GPU"
         )
     return ranks
+
+
+def _one_rank(args: argparse.Namespace) -> int:
+    """1. ValueError: it is to be a share of less than two, other ranks are asked for, or there is no GPU."""
+    if args.share_of < 2:
+        raise ValueError(f"--share-of takes the number of ranks that share the experts, 2 or more, got {args.share_of}")
+    if args.ranks not in (None, 1):
+        raise ValueError(f"--share-of {args.share_of} is measured on one GPU, got --ranks {args.ranks}; leave --ranks out")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--share-of takes a GPU, found none; --device cpu rehearses it")
+    return 1

@@ -18,6 +18,8 @@ _HERE = "rorqual.launch.bench.multi_gpu"
 GROUPS = ("parity", "exchange", "pool", "slice")
 #: and those that must be asked for: a model of full size needs the memory of eight GPUs, and longer
 LARGE = ("full",)
+#: those that have a part for one GPU with its share of the experts
+SHARED = ("slice", "full")
 #: transports that need a package of their own
 _OPTIONAL = {"nvshmem": "nvshmem", "deep_ep": "deep_ep"}
 
@@ -36,8 +38,18 @@ def program(ranks: int, *, device: str, only: tuple[str, ...], right: Path) -> l
         "pool": _pool(ranks, device), "full": _full(ranks, device),
     }  # fmt: skip
     found = [part for group in (*GROUPS, *LARGE) if group in only for part in made[group]]
-    # Ranks of a rehearsal share a few cores.
-    return [replace(part, limit_s=2 * part.limit_s) for part in found] if device == "cpu" else found
+    return _unhurried(found, device)
+
+
+def share(of: int, *, device: str, only: tuple[str, ...]) -> list[Part]:
+    """Parts for one GPU with the experts that a rank of ``of`` has: a rank's memory, start and steps, without the exchange."""
+    made = {"slice": _slice(of, device)[:1], "full": _full(1, device, share_of=of)}
+    return _unhurried([part for group in SHARED if group in only for part in made[group]], device)
+
+
+def _unhurried(parts: list[Part], device: str) -> list[Part]:
+    """Twice the time for a rehearsal, whose ranks share a few cores."""
+    return [replace(part, limit_s=2 * part.limit_s) for part in parts] if device == "cpu" else parts
 
 
 def _parity(ranks: int, device: str, right: Path) -> list[Part]:
@@ -103,11 +115,15 @@ def _pool(ranks: int, device: str) -> list[Part]:
     return [Part(name="one host pool", module=f"{_HERE}.pool", words=words, ranks=ranks, limit_s=75.0)]
 
 
-def _full(ranks: int, device: str) -> list[Part]:
-    """An engine without and one with the host pool. On fewer than eight GPUs they have as many layers as fit."""
+def _full(ranks: int, device: str, *, share_of: int = 1) -> list[Part]:
+    """An engine without and one with the host pool. On fewer than eight GPUs they have as many layers as fit.
+
+    ``share_of``: one rank has the experts that one of so many has.
+    """
     small = device == "cpu"
-    experts, groups = experts_of(ranks, small=small)
-    shape = {**(SMALL if small else {}), "n_group": groups, "n_routed_experts": experts, "first_k_dense_replace": 1 if small else 3}
+    experts, groups = experts_of(ranks * share_of, small=small)
+    shape = {**(SMALL if small else {}), "n_group": groups, "n_routed_experts": experts // share_of}
+    shape["first_k_dense_replace"] = 1 if small else 3
     contexts = [[128, 2], [256, 1]] if small else [[32768, 4], [131072, 1]]
     size = ("--layers", "2", "--output-len", "8") if small else ()
     found = []
@@ -117,5 +133,6 @@ def _full(ranks: int, device: str) -> list[Part]:
         engine |= {"kv_host_memory": 0.25} if small and offload == "host" else {}
         words = ("--contexts", json.dumps(contexts), "--ranks", str(ranks), "--model", BASE, "--shape", json.dumps(shape), "--engine",
                  json.dumps(engine), "--seconds", "{left}", "--out", "{out}", *size)  # fmt: skip
-        found.append(Part(name=f"full size, offload {offload}", module=f"{_HERE}.full", words=words, ranks=ranks, limit_s=270.0))
+        whose = f"one rank of {share_of}, " if share_of > 1 else ""
+        found.append(Part(name=f"{whose}full size, offload {offload}", module=f"{_HERE}.full", words=words, ranks=ranks, limit_s=270.0))
     return found
