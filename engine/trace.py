@@ -36,7 +36,7 @@ class StepProfile:
     steps: int  # steps averaged
     graph_steps: int  # of them, those replayed from a graph
     step_us: float  # from the first work of a step on the device to that of the next
-    parts_us: dict[str, float]  # device time by part
+    parts_us: dict[str, float]  # device time by part; a kernel that came in early counts from the end of the one before it
     host_gap: float  # share of the step in which the device idled for want of work from the host, 0 to 1
     idle: float  # share in which it idled for any reason, those short gaps between kernels included
     kernels_us: dict[str, float]  # device time of the heaviest kernels
@@ -67,6 +67,7 @@ class Work:
     graph: bool  # the call was the launch of a graph
     step: int  # index of the step that launched it
     part: str
+    stream: int = 0
 
 
 class Attribution:
@@ -133,7 +134,10 @@ def works(events: Sequence[Event]) -> list[Work]:
         part = part_of(e["name"], None if inside is None else inside[1])
         start = float(e["ts"])
         end = start + float(e["dur"])
-        found.append(Work(start=start, end=end, name=e["name"], launch=launch, call=call, graph=graph, step=step[0], part=part))
+        stream = int(e["args"].get("stream", 0))
+        found.append(
+            Work(start=start, end=end, name=e["name"], launch=launch, call=call, graph=graph, step=step[0], part=part, stream=stream)
+        )
     return sorted(found, key=lambda w: w.start)
 
 
@@ -167,9 +171,9 @@ def analyse(events: Sequence[Event], from_graph: Sequence[bool], attribution: At
     idle, host = _gaps(found, begin, end)
     parts, kernels = dict.fromkeys(PARTS, 0.0), dict[str, float]()
     known = _attribute(found, attribution)
-    for work in found:
+    for work, own in zip(found, _own_us(found), strict=True):
         if work.step != order[-1]:
-            us = (work.end - work.start) / count
+            us = own / count
             parts[known.get((work.call, work.start), work.part)] += us
             kernels[work.name] = kernels.get(work.name, 0.0) + us
     return StepProfile(
@@ -181,6 +185,17 @@ def analyse(events: Sequence[Event], from_graph: Sequence[bool], attribution: At
         idle=idle / (end - begin),
         kernels_us=dict(sorted(kernels.items(), key=lambda item: -item[1])[:40]),
     )
+
+
+def _own_us(found: Sequence[Work]) -> list[float]:
+    """Microseconds of each: one that came in while the one before it on its stream still ran only waited for its end."""
+    until: dict[int, float] = {}
+    own = []
+    for work in found:
+        busy = until.get(work.stream, work.start)
+        own.append(max(0.0, work.end - max(work.start, busy)))
+        until[work.stream] = max(busy, work.end)
+    return own
 
 
 def _gaps(found: Sequence[Work], begin: float, end: float) -> tuple[float, float]:

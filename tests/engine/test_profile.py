@@ -67,6 +67,24 @@ def test_eager_steps_that_starve_the_device():
     assert {k: v for k, v in found.parts_us.items() if v} == pytest.approx({"other": 10, "indexer": 10})
 
 
+def test_a_kernel_that_came_in_early_counts_from_the_end_of_the_one_before_it_on_its_stream():
+    """Launched while the one before still ran, it waits for that one's end; beside, on another stream, nothing waits."""
+    events = []
+    for i in range(3):
+        events += [note(STEP, 100 * i, 20), call(i, 100 * i + 5, "cudaGraphLaunch")]
+        at = 100 * i + 150
+        events += [kernel(i, "moe_grouped", at, 60), kernel(i, "sparse_attention", at + 10, 70), kernel(i, "nvjet_tst_gemm", at + 20, 30)]
+        beside = kernel(i, "ncclDevKernel_AllReduce_Sum", at + 15, 50)
+        events.append({**beside, "args": {**beside["args"], "stream": 8}})
+    found = analyse(events, [True] * 3)
+    assert found is not None
+    want = {"MoE": 60, "attention": 20, "linear": 0, "communication": 50}
+    assert {k: found.parts_us[k] for k in want} == pytest.approx(want)
+    assert found.kernels_us == pytest.approx(
+        {"moe_grouped": 60, "ncclDevKernel_AllReduce_Sum": 50, "sparse_attention": 20, "nvjet_tst_gemm": 0}
+    )
+
+
 def test_too_little_to_say():
     assert analyse([], []) is None
     assert analyse([note(STEP, 0, 10), call(1, 2), kernel(1, "k", 5, 1), kernel(9, "of no call", 5, 1)], [False]) is None
