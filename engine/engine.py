@@ -41,6 +41,7 @@ from .sharing.place import Membership
 from .step_ranges import StepRanges, nvtx_mark
 from .text.chat import render_chat
 from .text.tokenizer import Tokenizer
+from .warm_up import warm_up
 from .weights.hub import SHAPES, resolve_model
 
 log = logging.getLogger("rorqual")
@@ -146,6 +147,19 @@ class Engine:
         finally:
             self._in_call = False
             self._run_seconds += time.monotonic() - start
+
+    def warm_up(self) -> float:
+        """Compile the kernels of prompts of all lengths, by steps on padding, before the first call. Collective; seconds it took.
+
+        Raises:
+            ValueError: the engine is closed.
+        """
+        self._check_not_closed()
+        start = time.monotonic()
+        if self.stage.attention_ops is not None or self.stage.moe_ops is not None:  # else nothing is compiled
+            with protected(self.grid):
+                warm_up(self.runner, most_tokens=self.config.max_num_batched_tokens, max_len=self.max_model_len)
+        return time.monotonic() - start
 
     def _check_not_closed(self) -> None:
         if self._closed:

@@ -82,6 +82,11 @@ class Runner:
         if self.graphs is not None:
             self.graphs.capture_all()
 
+    @torch.inference_mode()
+    def rehearse(self, plan: StepPlan) -> None:
+        """Run the layers of a step that belongs to no request and samples nothing; tables and counters stay. Collective."""
+        self._run(plan, Wanted(samples=0, prompt=NO_PROMPT_ROWS, top=-1))
+
     # ---- one step
 
     @torch.inference_mode()

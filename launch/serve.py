@@ -88,6 +88,10 @@ def _serve(model: str, settings: dict[str, Any], serving: ServeSettings, link: L
     from ..engine.serving.serve import serve
 
     with open_llm(model, settings) as llm:
+        if not serving.skip_server_warmup:
+            seconds = llm.engine.warm_up()
+            if rank() == 0 and not llm.engine.config.disable_log_stats:
+                log.info("warm-up: %.1f s", seconds)
         if processes is None:
             return serve(llm.engine, link, serving, for_good=True)
         return serve(llm.engine, link, serving, every_second=processes.look_after, replace=processes.replace, for_good=True)

@@ -37,7 +37,7 @@ def _cuts(led, keys, aim):
     return tl.where(led > 0, tl.maximum(1, tl.cdiv(keys - aim // 8, aim)), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_units", "programs", "least"])
 def dense_decode_plan_kernel(
     token_row, limit, units, of_token, T, n_units, programs, least, B: tl.constexpr, BT: tl.constexpr, U: tl.constexpr
 ):

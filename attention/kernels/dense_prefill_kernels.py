@@ -103,7 +103,7 @@ def varlen_attention_kernel(
         tl.store(lse + at, tl.where(total > 0.0, (high + tl.log2(total)) * LN_2, float("-inf")), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def gather_latent_kernel(
     codes, scales, tails, rows, out, n_rows, S, code_stride, scale_stride, tail_stride,
     C: tl.constexpr, R: tl.constexpr, TAIL: tl.constexpr, G: tl.constexpr, W: tl.constexpr, RP: tl.constexpr,

@@ -15,7 +15,7 @@ from .index_write_fp4 import fp4_words
 from .indexer_logits_torch import is_fp4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])
 def write_index_kernel(
     k,
     weight,

@@ -25,7 +25,7 @@ def _fp4_values(words, scales, column, D: tl.constexpr):
     return tl.where(negative == 1, -value, value).to(tl.float8e4nv)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "n_tokens"])
 def indexer_logits_paged_kernel(
     q, weights, keys, scales, page_table, table_stride, token_row, limit, start, out, out_stride, n_tokens,
     key_stride, scale_stride,

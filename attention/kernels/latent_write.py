@@ -15,7 +15,7 @@ from .device import quotient, rope_factors, rope_partner
 _GROUP = 128  # latent values that share one scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])
 def write_latent_kernel(
     kv,
     weight,

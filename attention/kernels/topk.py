@@ -22,8 +22,10 @@ import triton.language as tl
 from ...parallel.kernels.tuned import config_for
 from .topk_choice import choose, keep_survivors, load_scores, locate, sample_pivot, short_row, value_of, whole_row
 
+_PARTS = 64  # counts that programs are compiled for: one kind up to 128 k scores a row, where only those of its parts are set
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["max_context", "table_stride"])
 def topk_start_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, pivots, published,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, SAMPLE: tl.constexpr, GROUP: tl.constexpr, K_BLOCK: tl.constexpr, PARTS: tl.constexpr,
@@ -46,7 +48,7 @@ def topk_start_kernel(
             locate(k, out, out_rows, pages, PAGE, K_BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_context", "n_parts"])
 def topk_scan_kernel(
     logits, logits_stride, limit, max_context, pivots, published, found, places, n_parts,
     CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -78,7 +80,7 @@ def topk_scan_kernel(
             keep_survivors(low, high, start, pivot, found + row_of_found, places + row_of_found, before, CAPACITY, HALF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_context", "table_stride"])
 def topk_finish_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, pivots, published, found, places,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, K_BLOCK: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EMIT: tl.constexpr,
@@ -98,7 +100,7 @@ def topk_finish_kernel(
         locate(k, out, out_rows + row * k, pages, PAGE, K_BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_context", "table_stride", "n_rows"])
 def topk_rows_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, found, places, n_rows,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, SAMPLE: tl.constexpr, GROUP: tl.constexpr, K_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
@@ -230,7 +232,7 @@ def select_rows(
         )
         return out[0], out[1]
     n_parts = triton.cdiv(max_context, plan.block)
-    width = max(4, triton.next_power_of_2(n_parts))
+    width = max(_PARTS, triton.next_power_of_2(n_parts))
     counters = torch.empty(count * (width + 1), dtype=torch.int32, device=logits.device)
     published, pivots = counters, counters[count * width :]
     topk_start_kernel[(count,)](*given, pivots, published, PARTS=width, **fixed, **sampling, num_warps=plan.row_warps)

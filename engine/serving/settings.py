@@ -22,6 +22,9 @@ class ServeSettings(RoutingSettings):
     http_process_timeout: float = option(
         30.0, "Seconds without a sign of life after which an HTTP process is killed and started again.", group="serving"
     )
+    skip_server_warmup: bool = option(
+        False, "Compile kernels of prompts when the first of them come, not by steps on padding before that.", group="serving"
+    )
     profile_dir: str | None = option(
         None, "Folder for traces of torch's profiler, one of each rank; start and stop it over HTTP.", group="serving"
     )

@@ -77,7 +77,7 @@ def _limit_groups(keys, fill, GROUPS: tl.constexpr, PADDED: tl.constexpr, KEPT: 
     return tl.reshape(tl.where((rank < KEPT)[:, :, None] | (grouped == _NONE), grouped, fill), (tokens, keys.shape[1]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])
 def route_kernel(
     logits, logits_stride, bias, expert_to_slot, counts, n_valid, ids, weights, slots, n_tokens, factor,
     E: tl.constexpr, TOKENS: tl.constexpr, K: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr, KEPT: tl.constexpr,

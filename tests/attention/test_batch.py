@@ -85,6 +85,15 @@ def test_nothing():
     assert batch.groups == () and batch.context_lens.tolist() == [5, 0] and batch.max_context == 5
 
 
+@pytest.mark.parametrize("counts", [(1,), (3,), (1, 4, 1), (129, 1, 7, 1)])
+def test_arrays_begin_on_16_bytes_whatever_their_lengths(counts):
+    """Kernels are compiled by the alignment of their operands: an odd number of tokens is to be no other kind."""
+    n, pages = len(counts), torch.arange(8 * len(counts), dtype=torch.int32).view(len(counts), 8)
+    batch = AttentionBatch.build(np.arange(n), np.array(counts), pages, 64, torch.device("cpu"))
+    arrays = [batch.positions, batch.token_row, batch.query_start, batch.context_lens]
+    assert {(array.data_ptr() - batch.positions.data_ptr()) % 16 for array in arrays} == {0}
+
+
 def test_rows_of_selected_positions_with_and_without_the_table(monkeypatch):
     batch, table = build([9, 3, 0], [1, 4, 0])
     request, positions = torch.tensor([0, 1, 1]), torch.tensor([[0, 9, 4], [6, 0, 5], [1, 1, 3]])

@@ -36,11 +36,11 @@ def rows_of(llm: Any, args: argparse.Namespace, start: float, parts: dict[str, f
     params = _params(llm)
     yield Row(name="start of the engine", params={**params, "of_it_s": {k: round(v, 2) for k, v in parts.items()}},
               value=time.monotonic() - start, unit="s", better="lower")  # fmt: skip
+    yield Row(name="steps on padding, which compile kernels", params=params, value=llm.engine.warm_up(), unit="s", better="lower")
     config, dp = llm.engine.config, llm.engine.grid.spec.dp
     length = min(config.max_num_batched_tokens, args.contexts[0][0])
-    rate = 0.0
-    for turn in range(2):  # the first compiles
-        rate = _warm(llm, length, turn)
+    _warm(llm, length, turn=0)  # sampling and the head
+    rate = _warm(llm, length, turn=1)
     for context, wanted in args.contexts:
         left = args.seconds - (time.monotonic() - start) - _AFTER_S
         n = _agreed(llm, requests_in_time(wanted, context, tokens_per_s=rate / dp / _LONGER, seconds=left))

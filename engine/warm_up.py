@@ -1,0 +1,85 @@
+"""Steps on padding, so that no request waits for kernels to be compiled. What decode steps need, the capture of their graphs compiles.
+
+Kernels are compiled in a few kinds by the number of tokens and the longest context of a step; the shapes here meet all of them
+for steps of one prompt. Steps with pages on the host, and what sampling needs beside the highest logit, are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ..moe.load import ExpertLoad
+from .graph_key import NOT_DECODE
+from .plan import StepPlan
+from .runner import Runner
+
+#: tokens of steps behind contexts of all lengths, beside the most: the end of a cached prompt, and more than kernels for few take
+_BEHIND = (64, 256)
+#: shortest context that counts as long
+_LONG = 16384
+
+
+def warm_up_shapes(most_tokens: int, max_len: int) -> list[tuple[int, int]]:
+    """(tokens, context at their end) of the steps, most tokens first.
+
+    Args:
+        most_tokens: of a step.
+        max_len: tokens of the longest request.
+    """
+    most = min(most_tokens, max_len)
+    lengths = {most, *_doubled(1, most)}
+    contexts = {max_len, *_doubled(_LONG, max_len)}
+    shapes = {(tokens, tokens) for tokens in lengths} | {(tokens, max_len) for tokens in lengths if tokens <= max(_BEHIND)}
+    shapes |= {(tokens, context) for tokens in {most, *_BEHIND} for context in contexts if tokens <= min(most, context)}
+    return sorted(shapes, reverse=True)
+
+
+def _doubled(first: int, last: int) -> Iterator[int]:
+    """first, 2 * first, 4 * first, .. up to ``last``."""
+    while first <= last:
+        yield first
+        first *= 2
+
+
+def warm_up(runner: Runner, *, most_tokens: int, max_len: int) -> int:
+    """Run a step of every shape on each replica, on the padding's slot and page. Collective; the number of steps.
+
+    The first one writes all rows of that page, which the others read. The load of experts is as it was afterwards.
+    """
+    shapes = warm_up_shapes(most_tokens, max_len)
+    with _load_kept(runner.stage.load):
+        for tokens, context in shapes:
+            runner.rehearse(_plan(runner, tokens, context))
+            runner.streams.settle()  # one at a time: what they take is given back before the next
+    return len(shapes)
+
+
+@contextmanager
+def _load_kept(load: ExpertLoad | None) -> Iterator[None]:
+    """Counts afterwards are those before. They are counted all the same: kernels that count are other ones."""
+    if load is None:
+        yield
+        return
+    counts, kept, load.kept = load.counts.clone(), load.kept, None
+    try:
+        yield
+    finally:
+        load.counts.copy_(counts)
+        load.kept = kept
+
+
+def _plan(runner: Runner, tokens: int, context: int) -> StepPlan:
+    """One row that ends in the middle of a prompt, on every replica."""
+    return StepPlan(
+        step=-1,
+        slots=np.array([runner.tables.spare_slot], dtype=np.int32),
+        starts=np.array([context - tokens], dtype=np.int32),
+        counts=np.array([tokens], dtype=np.int32),
+        samples=np.zeros(1, dtype=np.bool_),
+        dp_tokens=np.full(runner.grid.spec.dp, tokens, dtype=np.int32),
+        dp_context=np.full(runner.grid.spec.dp, NOT_DECODE, dtype=np.int32),
+        dp_offloaded=np.zeros(runner.grid.spec.dp, dtype=np.int32),
+    )

@@ -1,0 +1,118 @@
+"""Steps on padding before the first request: which there are, and that they change nothing but what is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from rorqual import LLM, SamplingParams
+from rorqual.attention.ops import AttentionOps
+from rorqual.engine.models import build
+from rorqual.engine.warm_up import warm_up, warm_up_shapes
+from rorqual.moe.ops import MoEOps
+from tests.checkpoints import checkpoint
+from tests.engine.parity import greedy_tokens, ragged_prompts
+from tests.ranks import run_ranks
+
+TP, DP, PP = "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"
+
+
+def test_shapes_reach_all_sizes_and_begin_with_the_most_tokens():
+    found = warm_up_shapes(4096, 131072)
+    assert found[0] == (4096, 131072) and found == sorted(found, reverse=True) and len(set(found)) == len(found)
+    assert {t for t, c in found if t == c} == {2**i for i in range(13)}
+    assert {c for t, c in found if t == 64} == {64, 16384, 32768, 65536, 131072}
+    assert {t for t, c in found if c == 131072} == {2**i for i in range(9)} | {4096}
+    assert (4096, 100_000) in warm_up_shapes(4096, 100_000) and (64, 100_000) in warm_up_shapes(4096, 100_000)
+    assert all(t <= c for t, c in found)
+
+
+@pytest.mark.parametrize(("most", "longest"), [(1, 1), (7, 100), (8192, 10), (64, 64), (8192, 5000)])
+def test_shapes_of_small_engines(most, longest):
+    found = warm_up_shapes(most, longest)
+    assert (min(most, longest), min(most, longest)) in found and (min(most, longest), longest) in found
+    assert all(1 <= t <= min(most, c) and c <= longest for t, c in found)
+
+
+SETTINGS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "disable_log_stats": True,
+    "max_num_seqs": 4,
+    "max_model_len": 160,
+}
+PROMPTS, N = ragged_prompts(6), 12
+
+
+def warmed(folder: str, engine_args: dict[str, Any]) -> tuple[list[list[int]], int, int]:
+    """(tokens after steps on padding, number of these steps, choices of experts that they left counted), with the debug mode's checks."""
+    torch.set_num_threads(1)
+    with LLM(folder, **{**SETTINGS, **engine_args}) as llm:
+        load = llm.engine.stage.load
+        assert load is not None
+        steps = warm_up(llm.engine.runner, most_tokens=64, max_len=160)
+        left = int(load.counts.sum())
+        outputs = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=N, ignore_eos=True), use_tqdm=False)
+        return [o.outputs[0].token_ids for o in outputs], steps, left
+
+
+LAYOUTS = [
+    {}, {TP: 2}, {DP: 2}, {PP: 2}, {"kv_offload": "host", "kv_host_memory": 0.2}, {"kv_offload": "hybrid", "kv_host_memory": 0.2},
+    {DP: 2, "enable_two_batch_overlap": True, "two_batch_overlap_min_tokens": 2, "moe_a2a_backend": "torch_static"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("args", LAYOUTS, ids=str)
+def test_steps_on_padding_change_no_token_and_count_no_expert(args, monkeypatch):
+    monkeypatch.setenv("RORQUAL_DEBUG", "1")
+    folder, world = str(checkpoint("v32")), args.get(TP, 1) * args.get(DP, 1) * args.get(PP, 1)
+    right = greedy_tokens(folder, prompts=PROMPTS, n=N, **SETTINGS)
+    found = run_ranks(warmed, world, folder, args, timeout=120.0) if world > 1 else [warmed(folder, args)]
+    assert found[0][0] == right
+    assert {steps for _, steps, _ in found} == {len(warm_up_shapes(64, 160))} and {left for _, _, left in found} == {0}
+
+
+def kind(value: Any) -> Any:
+    """What Triton compiles by, of an operand whose strides are its own business."""
+    return (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def test_prompts_bring_operands_of_the_same_kinds(monkeypatch):
+    """On the plain twins, which take the operands of the kernels: dtypes and alignments of all of them were met before."""
+    met: set[Any] = set()
+
+    def watched(name: str, call: Any) -> Any:
+        def run(*args: Any, **more: Any) -> Any:
+            met.add((name, tuple(map(kind, args)), tuple((n, kind(x)) for n, x in more.items())))
+            return call(*args, **more)
+
+        return run
+
+    def ops(*_: Any) -> tuple[AttentionOps, MoEOps]:
+        found = AttentionOps.load("torch"), MoEOps.load("torch")
+        return tuple(
+            replace(o, **{f.name: watched(f.name, getattr(o, f.name)) for f in fields(o) if callable(getattr(o, f.name))}) for o in found
+        )
+
+    monkeypatch.setattr(build, "pick_ops", ops)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    with LLM("tiny", **{**SETTINGS, "max_model_len": 640, "max_num_batched_tokens": 256}) as llm:
+        assert llm.engine.warm_up() > 0.0
+        assert len({name for name, *_ in met}) > 8
+        before = set(met)
+        for length in (1, 2, 7, 16, 17, 64, 100, 129, 131, 200, 333, 512, 601):
+            prompt = [(7 * length + 3 * i) % 4000 + 5 for i in range(length)]
+            for _ in range(2):  # the second time most of it is cached
+                llm.generate([prompt], params, use_tqdm=False)
+    assert met - before == set()
+
+
+def test_nothing_is_run_where_nothing_is_compiled(monkeypatch):
+    with LLM(str(checkpoint("v32")), **SETTINGS) as llm:
+        monkeypatch.setattr(llm.engine.runner, "rehearse", lambda plan: pytest.fail("a step was run"))
+        assert llm.engine.warm_up() >= 0.0
+    with pytest.raises(ValueError, match="closed"):
+        llm.engine.warm_up()
