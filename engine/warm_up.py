@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 from ..moe.load import ExpertLoad
 from .graph_key import NOT_DECODE
@@ -48,12 +49,21 @@ def warm_up(runner: Runner, *, most_tokens: int, max_len: int) -> int:
     """Run a step of every shape on each replica, on the padding's slot and page. Collective; the number of steps.
 
     The first one writes all rows of that page, which the others read. The load of experts is as it was afterwards.
+
+    Raises:
+        RuntimeError: a step takes more memory than there is, as a request of that length would have found out.
     """
     shapes = warm_up_shapes(most_tokens, max_len)
     with _load_kept(runner.stage.load):
         for tokens, context in shapes:
-            runner.rehearse(_plan(runner, tokens, context))
-            runner.streams.settle()  # one at a time: what they take is given back before the next
+            try:
+                runner.rehearse(_plan(runner, tokens, context))
+                runner.streams.settle()  # one at a time: what they take is given back before the next
+            except torch.OutOfMemoryError as error:
+                raise RuntimeError(
+                    f"a step of {tokens} tokens that end at {context} does not fit the device's memory: lower --max-num-batched-tokens, "
+                    f"--max-model-len or --gpu-memory-utilization ({error})"
+                ) from error
     return len(shapes)
 
 

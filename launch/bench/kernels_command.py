@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from .kernels.case import Case
 from .kernels.measure import measure
 from .kernels.roof import Roof, measure_roof
 from .kernels.suite import all_cases
-from .results import Results, Row, check_folder, today, write_results
+from .results import Results, Row, check_folder, command_line, today, write_results
 
 
 def add_parser(parser: Parser) -> None:
@@ -71,9 +70,8 @@ def _measure_all(cases: list[Case], roof: Roof, *, with_peers: bool) -> tuple[li
 
 
 def _write(rows: list[Row], args: argparse.Namespace) -> None:
-    command = shlex.join(["rorqual", "bench", "kernels", *(sys.argv[3:] if len(sys.argv) > 3 else [])])
     results = Results(
-        bench="kernels", command=command, date=today(), device=torch.cuda.get_device_name(), versions=versions(), rows=tuple(rows)
+        bench="kernels", command=command_line(), date=today(), device=torch.cuda.get_device_name(), versions=versions(), rows=tuple(rows)
     )
     if args.output_json:
         Path(args.output_json).write_text(json.dumps(results.to_dict(), indent=1) + "\n", encoding="utf-8")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from ..model_argument import add_model, model_of
 from ..session import open_llm
 from .datasets.random_ids import random_requests
 from .decode_step import profile_decode
-from .results import Results, Row, check_folder, today, write_results
+from .results import Results, Row, check_folder, command_line, today, write_results
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
@@ -135,8 +133,7 @@ def _results(result: dict[str, Any], config: LatencyConfig, facts: dict[str, Any
         for part, us in step["parts_us"].items():
             rows.append(Row(name=f"decode step, {part}", params=params, value=us, unit="us", better="lower"))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    command = shlex.join(["rorqual", *sys.argv[1:]])
-    return Results(bench="latency", command=command, date=today(), device=device, versions=versions(), rows=tuple(rows))
+    return Results(bench="latency", command=command_line(), date=today(), device=device, versions=versions(), rows=tuple(rows))
 
 
 def _report(result: dict[str, Any], config: LatencyConfig, facts: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import datetime
 import json
 import math
 import re
+import shlex
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +16,19 @@ from typing import Any, Literal
 
 #: where the project's own results are
 RESULTS = Path(__file__).resolve().parent / "results"
+#: flags that say where figures and prints go, which is no part of how they came about
+_PLACES = ("--output-json", "--results-dir", "--result-dir", "--plot", "--save-recorded", "--log")
+
+
+def command_line() -> str:
+    """The command that is running, without where its figures go."""
+    return shlex.join(["rorqual", *without_places(sys.argv[1:])])
+
+
+def without_places(words: Sequence[str]) -> list[str]:
+    """``words`` without flags that say where figures go, and what they say."""
+    before = ["", *words][: len(words)]
+    return [word for last, word in zip(before, words, strict=True) if last not in _PLACES and word.partition("=")[0] not in _PLACES]
 
 
 @dataclass(frozen=True, kw_only=True)

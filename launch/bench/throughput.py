@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from .datasets.make import Words, dataset_of, make_requests
 from .datasets.request import Request, flat
 from .decode_step import profile_decode
 from .hf_peer import run_peer_apart as run_peer
-from .results import Results, Row, check_folder, today, write_results
+from .results import Results, Row, check_folder, command_line, today, write_results
 
 #: tokens of a random prompt when no flag says
 INPUT_LEN = 128
@@ -228,8 +227,7 @@ def _results(result: dict[str, Any], facts: dict[str, Any], config: ThroughputCo
         peers=peers,
         target=target,
     )
-    command = shlex.join(["rorqual", *sys.argv[1:]])
-    return Results(bench="throughput", command=command, date=today(), device=device, versions=versions(), rows=(row,))
+    return Results(bench="throughput", command=command_line(), date=today(), device=device, versions=versions(), rows=(row,))
 
 
 def _mode(peer: dict[str, Any]) -> str:

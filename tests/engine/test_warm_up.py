@@ -75,6 +75,16 @@ def test_steps_on_padding_change_no_token_and_count_no_expert(args, monkeypatch)
     assert {steps for _, steps, _ in found} == {len(warm_up_shapes(64, 160))} and {left for _, _, left in found} == {0}
 
 
+def test_too_little_memory_is_said_with_the_step_that_found_it(monkeypatch):
+    def rehearse(plan: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with LLM(str(checkpoint("v32")), **SETTINGS) as llm:
+        monkeypatch.setattr(llm.engine.runner, "rehearse", rehearse)
+        with pytest.raises(RuntimeError, match="a step of 64 tokens that end at 160 does not fit .* lower --max-num-batched-tokens"):
+            warm_up(llm.engine.runner, most_tokens=64, max_len=160)
+
+
 def kind(value: Any) -> Any:
     """What Triton compiles by, of an operand whose strides are its own business."""
     return (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else type(value).__name__

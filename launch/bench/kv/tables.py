@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...doctor import versions
 from ...flags import Parser
 from ...generate import check_writable
-from ..results import Results, Row, check_folder, today, write_results
+from ..results import Results, Row, check_folder, command_line, today, write_results
 
 
 def add_output_flags(parser: Parser) -> None:
@@ -33,19 +31,11 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 def write(bench: str, device: str, rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Write what ``args`` asks for."""
-    command = shlex.join(["rorqual", *without_places(sys.argv[1:])])
-    results = Results(bench=bench, command=command, date=today(), device=device, versions=versions(), rows=tuple(rows))
+    results = Results(bench=bench, command=command_line(), date=today(), device=device, versions=versions(), rows=tuple(rows))
     if args.output_json:
         Path(args.output_json).write_text(json.dumps(results.to_dict(), indent=1) + "\n", encoding="utf-8")
     if args.results_dir:
         print(f"wrote {write_results(results, Path(args.results_dir))}")
-
-
-def without_places(words: Sequence[str]) -> list[str]:
-    """A command line without where its figures go."""
-    places = ("--output-json", "--results-dir", "--plot", "--save-recorded")
-    before = ["", *words][: len(words)]
-    return [word for last, word in zip(before, words, strict=True) if last not in places and word.partition("=")[0] not in places]
 
 
 def show(row: Row) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...doctor import versions
-from ..kv.tables import without_places
-from ..results import Results, Row, today, write_results
+from ..results import Results, Row, command_line, today, write_results
 from .parts import Outcome, Part, replace_file
 
 
@@ -54,9 +52,8 @@ class Record:
         return "".join(f"wrote {place}\n" for place in self._places)
 
     def _results(self) -> Results:
-        command = shlex.join(["rorqual", *without_places(sys.argv[1:])])
         return Results(
-            bench="multi-gpu", command=command, date=today(), device=self._device, versions=self._versions, rows=tuple(self.rows())
+            bench="multi-gpu", command=command_line(), date=today(), device=self._device, versions=self._versions, rows=tuple(self.rows())
         )
 
     def rows(self) -> list[Row]:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from .... import __version__
-from ..results import Results, Row, today
+from ..results import Results, Row, command_line, today
 from .config import ServeBenchConfig, TargetConfig
 from .run import Measured, now
 
 _PACKAGES = ("torch", "numpy", "msgspec", "httptools", "uvloop")
-
-
-def command_line() -> str:
-    """The command that is running."""
-    return shlex.join(["rorqual", *sys.argv[1:]])
 
 
 def client_versions() -> dict[str, str | None]:

@@ -15,11 +15,11 @@ from ....engine.option import check_least, option
 from ...console import table
 from ...flags import Parser, add_options, chosen
 from ..datasets.config import DatasetConfig
-from ..results import Results, Row, check_folder, today, write_results
+from ..results import Results, Row, check_folder, command_line, today, write_results
 from ..serve.command import need_packages, run_loop
 from ..serve.config import ServeBenchConfig, TargetConfig
 from ..serve.run import Measured, measure, tokenizer_folder
-from ..serve.save import client_versions, command_line
+from ..serve.save import client_versions
 from ..sweep.server import free_port, serving
 from .spent import Profile, cpu_seconds, hot
 

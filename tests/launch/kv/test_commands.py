@@ -10,8 +10,7 @@ import torch
 
 from rorqual.launch import cli
 from rorqual.launch.bench.kv.record import load, record, save
-from rorqual.launch.bench.kv.tables import without_places
-from rorqual.launch.bench.results import read_results
+from rorqual.launch.bench.results import read_results, without_places
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 
