@@ -15,6 +15,7 @@ from .ops import AttentionOps
 if TYPE_CHECKING:
     from .indexer import Indexer
 
+_UNIT = 64
 _LOGIT_BYTES = 1 << 30  # scores held at a time
 
 
@@ -78,8 +79,8 @@ class Scorer:
 
     def choose_all(self) -> Choice:
         """Keys of every token, with as many scores in memory at a time as may be."""
-        step = max(1, _LOGIT_BYTES // (4 * max(self.batch.max_context, 1)))
         tokens = len(self.queries)
+        step = tokens_at_a_time(tokens, self.batch.max_context)
         if tokens <= step:
             whole = self.choose(slice(0, tokens))
             self.batch.keep_scores(whole.scores if self.shared else None)
@@ -88,3 +89,17 @@ class Scorer:
         parts = [self.choose(slice(start, start + step)).without_scores() for start in range(0, tokens, step)]
         positions, rows = (torch.cat(each) for each in zip(*parts, strict=True))
         return Choice(positions=positions, rows=rows)
+
+
+def tokens_at_a_time(tokens: int, max_context: int) -> int:
+    """Tokens that are scored together: equal parts, each but the last a multiple of 64 where that many fit in memory.
+
+    Launches are for few kinds of numbers of rows, and compiled by alignments: parts of any size would need more kinds of both.
+    """
+    most = max(1, _LOGIT_BYTES // (4 * max(max_context, 1)))
+    if tokens <= most:
+        return max(1, tokens)
+    unit = min(_UNIT, most)
+    most -= most % unit
+    each = -(-tokens // -(-tokens // most))
+    return each + -each % unit
