@@ -17,6 +17,8 @@ from .graph_key import NOT_DECODE
 from .plan import StepPlan
 from .runner import Runner
 
+#: up to so many tokens every number is a kind of its own: they share programs
+_FEW = 8
 #: tokens of steps behind contexts of all lengths, beside the most: the end of a cached prompt, and more than kernels for few take
 _BEHIND = (64, 256)
 #: shortest context that counts as long
@@ -31,9 +33,9 @@ def warm_up_shapes(most_tokens: int, max_len: int) -> list[tuple[int, int]]:
         max_len: tokens of the longest request.
     """
     most = min(most_tokens, max_len)
-    lengths = {most, *_doubled(1, most)}
+    lengths = {most, *range(1, min(_FEW, most)), *_doubled(1, most)}
     contexts = {max_len, *_doubled(_LONG, max_len)}
-    shapes = {(tokens, tokens) for tokens in lengths} | {(tokens, max_len) for tokens in lengths if tokens <= max(_BEHIND)}
+    shapes = {(tokens, tokens) for tokens in lengths} | {(tokens, max_len) for tokens in _doubled(1, min(most, max(_BEHIND)))}
     shapes |= {(tokens, context) for tokens in {most, *_BEHIND} for context in contexts if tokens <= min(most, context)}
     return sorted(shapes, reverse=True)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,6 +19,7 @@ from rorqual.engine.warm_up import warm_up, warm_up_shapes
 from rorqual.moe.ops import MoEOps
 from tests.checkpoints import checkpoint
 from tests.engine.parity import greedy_tokens, ragged_prompts
+from tests.kernels.offline import ROOT
 from tests.ranks import run_ranks
 
 TP, DP, PP = "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"
@@ -23,7 +28,7 @@ TP, DP, PP = "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_si
 def test_shapes_reach_all_sizes_and_begin_with_the_most_tokens():
     found = warm_up_shapes(4096, 131072)
     assert found[0] == (4096, 131072) and found == sorted(found, reverse=True) and len(set(found)) == len(found)
-    assert {t for t, c in found if t == c} == {2**i for i in range(13)}
+    assert {t for t, c in found if t == c} == {2**i for i in range(13)} | {3, 5, 6, 7}
     assert {c for t, c in found if t == 64} == {64, 16384, 32768, 65536, 131072}
     assert {t for t, c in found if c == 131072} == {2**i for i in range(9)} | {4096}
     assert (4096, 100_000) in warm_up_shapes(4096, 100_000) and (64, 100_000) in warm_up_shapes(4096, 100_000)
@@ -126,3 +131,15 @@ def test_nothing_is_run_where_nothing_is_compiled(monkeypatch):
         assert llm.engine.warm_up() >= 0.0
     with pytest.raises(ValueError, match="closed"):
         llm.engine.warm_up()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ["bfloat16", "fp8"])
+def test_no_prompt_would_compile_a_kernel(rows):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.kinds", rows], capture_output=True, text=True, cwd=ROOT, timeout=300.0,
+        env={**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["new"] == {} and found["kernels"] > 10 and found["warm"] > 30
