@@ -57,8 +57,7 @@ def warm_up(runner: Runner, *, most_tokens: int, max_len: int) -> int:
     with _load_kept(runner.stage.load):
         for tokens, context in shapes:
             try:
-                runner.rehearse(_plan(runner, tokens, context))
-                runner.streams.settle()  # one at a time: what they take is given back before the next
+                runner.rehearse(_plan(runner, tokens, context))  # to its end: what it takes is given back before the next
             except torch.OutOfMemoryError as error:
                 raise RuntimeError(
                     f"a step of {tokens} tokens that end at {context} does not fit the device's memory: lower --max-num-batched-tokens, "

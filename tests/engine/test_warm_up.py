@@ -126,3 +126,15 @@ def test_nothing_is_run_where_nothing_is_compiled(monkeypatch):
         assert llm.engine.warm_up() >= 0.0
     with pytest.raises(ValueError, match="closed"):
         llm.engine.warm_up()
+
+
+def test_a_step_is_waited_for_under_the_deadline_and_a_failed_exchange_in_it_is_told(monkeypatch):
+    """Else a server would say that it is ready, and its first request find out."""
+    found: list[Any] = []
+    with LLM(str(checkpoint("v32")), **SETTINGS) as llm:
+        runner, progress = llm.engine.runner, llm.engine.grid.progress
+        monkeypatch.setattr(runner.streams, "settle", lambda: found.append((progress.op, progress.since > 0.0, progress.record()["batch"])))
+        monkeypatch.setattr(runner.watch, "ended", lambda step: found.append(step))
+        warm_up(runner, most_tokens=2, max_len=160)
+        assert found[0] == ("end of a step on padding", True, "0 decode rows, 1 prefill rows of 2 tokens; tokens of all replicas [2]")
+        assert found[1] == -1 and not progress.since
