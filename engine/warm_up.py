@@ -1,7 +1,7 @@
-"""Steps on padding, so that no request waits for kernels to be compiled. What decode steps need, the capture of their graphs compiles.
+"""Steps on padding, so that few requests wait for kernels to be compiled. What decode steps need, the capture of their graphs compiles.
 
 Kernels are compiled in a few kinds by the number of tokens and the longest context of a step; the shapes here meet all of them
-for steps of one prompt. Steps with pages on the host, and what sampling needs beside the highest logit, are not among them.
+for steps of one prompt. Not among them: steps with pages on the host, sampling, and decode steps where no graphs are captured.
 """
 
 from __future__ import annotations
