@@ -218,7 +218,7 @@ def _rows_of(table: torch.Tensor, request: torch.Tensor, positions: torch.Tensor
 
 
 def _upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The int64 arrays as tensors on ``device``, moved in one copy. Each begins on 16 bytes: kernels are compiled by such things."""
+    """The int64 arrays as tensors on ``device``, moved in one copy. Each begins on 16 bytes: others take kernels of their own."""
     sizes = [array.size + array.size % 2 for array in arrays]
     flat = np.zeros(sum(sizes), dtype=np.int64)
     for array, end, size in zip(arrays, np.cumsum(sizes), sizes, strict=True):

@@ -15,7 +15,7 @@ from .ops import AttentionOps
 if TYPE_CHECKING:
     from .indexer import Indexer
 
-_UNIT = 64
+_UNIT = 64  # tokens that sizes of parts are multiples of
 _LOGIT_BYTES = 1 << 30  # scores held at a time
 
 
@@ -94,7 +94,7 @@ class Scorer:
 def tokens_at_a_time(tokens: int, max_context: int) -> int:
     """Tokens that are scored together: equal parts, each but the last a multiple of 64 where that many fit in memory.
 
-    Launches are for few kinds of numbers of rows, and compiled by alignments: parts of any size would need more kinds of both.
+    Kernels are compiled in kinds, by how many rows they get and by whether these begin on 16 bytes: such parts meet few kinds.
     """
     most = max(1, _LOGIT_BYTES // (4 * max(max_context, 1)))
     if tokens <= most:

@@ -133,9 +133,7 @@ class Engine:
         self._check_not_closed()
         if self._broken:  # some of its requests would mix with those of another
             raise ValueError(f"an earlier call of this LLM ended in its middle ({self._broken}); close it and make another")
-        with protected(self.grid, shared=Refusal):
-            if self._in_call:
-                raise ValueError("another call has not ended; read its stream to the end, or close it, before the next call")
+        self._check_no_call()
         start, self._in_call = time.monotonic(), True
         try:
             yield from self.driver.run(prompts, params, priority)
@@ -149,12 +147,13 @@ class Engine:
             self._run_seconds += time.monotonic() - start
 
     def warm_up(self) -> float:
-        """Compile the kernels of prompts of all lengths, by steps on padding, before the first call. Collective; seconds it took.
+        """Compile the kernels of prompts of all lengths, by steps on padding. Collective; seconds it took.
 
         Raises:
-            ValueError: the engine is closed.
+            ValueError: the engine is closed, or a call has not ended.
         """
         self._check_not_closed()
+        self._check_no_call()
         start = time.monotonic()
         if self.stage.attention_ops is not None or self.stage.moe_ops is not None:  # else nothing is compiled
             with protected(self.grid):
@@ -164,6 +163,11 @@ class Engine:
     def _check_not_closed(self) -> None:
         if self._closed:
             raise ValueError("this LLM is closed; make another")
+
+    def _check_no_call(self) -> None:
+        with protected(self.grid, shared=Refusal):  # the other ranks may not know of the stream
+            if self._in_call:
+                raise ValueError("another call has not ended; read its stream to the end, or close it, before the next call")
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **template_args: Any) -> list[int]:
         """One conversation as token ids.

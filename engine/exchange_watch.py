@@ -47,6 +47,9 @@ class Unwatched:
     def confirm(self, step: int) -> None:
         """Results are good."""
 
+    def ended(self, step: int) -> None:
+        """It ended well."""
+
 
 class ExchangeWatch:
     """Looks after the dispatcher of one rank, whose waits end on the device with words that nobody sees by themselves.
@@ -103,6 +106,15 @@ class ExchangeWatch:
             self._tell(mine.tolist())
         else:
             self._check_others(step, table)
+
+    def ended(self, step: int) -> None:
+        """A step without results is to have run on the device; waits for it.
+
+        Raises:
+            RuntimeError: another rank was missed.
+        """
+        with naming(step):
+            self._dispatcher.health(wait=True)
 
     def _tell(self, words: list[int]) -> None:
         """Say once of a rank that it is left out."""

@@ -84,8 +84,20 @@ class Runner:
 
     @torch.inference_mode()
     def rehearse(self, plan: StepPlan) -> None:
-        """Run the layers of a step that belongs to no request and samples nothing; tables and counters stay. Collective."""
-        self._run(plan, Wanted(samples=0, prompt=NO_PROMPT_ROWS, top=-1))
+        """Run the layers of a step that belongs to no request and samples nothing, to its end. Collective.
+
+        Tables and the counters of steps stay; what it sends to other expert ranks counts.
+
+        Raises:
+            RuntimeError: an exchange of experts failed.
+        """
+        world, progress = self.grid.world, self.grid.progress
+        progress.batch = plan.brief
+        with self.watch.step(plan.step):
+            self._run(plan, Wanted(samples=0, prompt=NO_PROMPT_ROWS, top=-1))
+        with progress.waiting(world.name, "end of a step on padding", world.ranks):  # the watchdog's deadline covers it
+            self.streams.settle()
+            self.watch.ended(plan.step)
 
     # ---- one step
 

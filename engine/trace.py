@@ -39,7 +39,7 @@ class StepProfile:
     parts_us: dict[str, float]  # device time by part; a kernel that came in early counts from the end of the one before it
     host_gap: float  # share of the step in which the device idled for want of work from the host, 0 to 1
     idle: float  # share in which it idled for any reason, those short gaps between kernels included
-    kernels_us: dict[str, float]  # device time of the heaviest kernels
+    kernels_us: dict[str, float]  # device time of the heaviest kernels, counted likewise
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -1,7 +1,7 @@
-"""Steps on padding, so that no request waits for kernels to be compiled. What decode steps need, the capture of their graphs compiles.
+"""Steps on padding, so that few requests wait for kernels to be compiled. What decode steps need, the capture of their graphs compiles.
 
 Kernels are compiled in a few kinds by the number of tokens and the longest context of a step; the shapes here meet all of them
-for steps of one prompt. Steps with pages on the host, and what sampling needs beside the highest logit, are not among them.
+for steps of one prompt. Not among them: steps with pages on the host, sampling, and decode steps where no graphs are captured.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def warm_up(runner: Runner, *, most_tokens: int, max_len: int) -> int:
     with _load_kept(runner.stage.load):
         for tokens, context in shapes:
             try:
-                runner.rehearse(_plan(runner, tokens, context))
-                runner.streams.settle()  # one at a time: what they take is given back before the next
+                runner.rehearse(_plan(runner, tokens, context))  # to its end: what it takes is given back before the next
             except torch.OutOfMemoryError as error:
                 raise RuntimeError(
                     f"a step of {tokens} tokens that end at {context} does not fit the device's memory: lower --max-num-batched-tokens, "

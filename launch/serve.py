@@ -23,6 +23,7 @@ from .nodes.settings import NodeSettings
 from .session import open_llm, show_log
 
 if TYPE_CHECKING:
+    from ..engine.llm import LLM
     from ..engine.serving.link import Link
     from .serve_processes import HttpProcesses
 
@@ -88,13 +89,20 @@ def _serve(model: str, settings: dict[str, Any], serving: ServeSettings, link: L
     from ..engine.serving.serve import serve
 
     with open_llm(model, settings) as llm:
-        if not serving.skip_server_warmup:
-            seconds = llm.engine.warm_up()
-            if rank() == 0 and not llm.engine.config.disable_log_stats:
-                log.info("warm-up: %.1f s", seconds)
+        _warm_up(llm, serving)
         if processes is None:
             return serve(llm.engine, link, serving, for_good=True)
         return serve(llm.engine, link, serving, every_second=processes.look_after, replace=processes.replace, for_good=True)
+
+
+def _warm_up(llm: LLM, serving: ServeSettings) -> None:
+    """Compile kernels, if rank 0 is to: it is collective, and nobody has compared the flags of serving between hosts."""
+    engine = llm.engine
+    if engine.grid.world.gather_ints([serving.skip_server_warmup])[0, 0]:
+        return
+    seconds = engine.warm_up()
+    if seconds >= 0.1 and rank() == 0 and not engine.config.disable_log_stats:
+        log.info("kernels of prompts are compiled (%.1f s)", seconds)
 
 
 def _leave(number: int, frame: Any) -> None:

@@ -22,7 +22,7 @@ import triton.language as tl
 from ...parallel.kernels.tuned import config_for
 from .topk_choice import choose, keep_survivors, load_scores, locate, sample_pivot, short_row, value_of, whole_row
 
-_PARTS = 64  # counts that programs are compiled for: one kind up to 128 k scores a row, where only those of its parts are set
+_PARTS = 64  # least room for the counts of a row's parts: programs are compiled by it, and up to 128 k scores a row it is this
 
 
 @triton.jit(do_not_specialize=["max_context", "table_stride"])

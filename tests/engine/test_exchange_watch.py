@@ -42,8 +42,8 @@ class Fake:
     def verdict(self, found: Any) -> DispatchTimeout | None:
         return None if self.spec.fault_tolerant else failure(found, RANKS, 0, 500)
 
-    def health(self) -> None:
-        error = self.verdict(self.known)
+    def health(self, *, wait: bool = False) -> None:
+        error = self.verdict(self.status.tolist() if wait and self.status is not None else self.known)
         if error is not None:
             raise error
 
@@ -114,3 +114,14 @@ def test_a_rank_that_is_left_out_is_told_of_once(caplog):
             found.confirm(step)
     (told,) = (r.getMessage() for r in caplog.records)
     assert told.startswith("rank 5 did not answer in time: it is left out, and its experts add nothing from now on")
+
+
+def test_a_step_without_results_is_looked_at_when_it_has_ended():
+    dispatcher = Fake(words())
+    found = watch(dispatcher)
+    found.ended(5)
+    dispatcher.status = MISSED  # known only to who waits for the device
+    with found.step(6):
+        pass
+    with pytest.raises(RuntimeError, match="step 6, layer 3: rank 4: rank 5 did not come to combine 9"):
+        found.ended(6)

@@ -6,17 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
 from rorqual import LLM, SamplingParams
-from rorqual.attention.ops import AttentionOps
-from rorqual.engine.models import build
 from rorqual.engine.warm_up import warm_up, warm_up_shapes
-from rorqual.moe.ops import MoEOps
 from tests.checkpoints import checkpoint
 from tests.engine.parity import greedy_tokens, ragged_prompts
 from tests.kernels.offline import ROOT
@@ -90,45 +86,15 @@ def test_too_little_memory_is_said_with_the_step_that_found_it(monkeypatch):
             warm_up(llm.engine.runner, most_tokens=64, max_len=160)
 
 
-def kind(value: Any) -> Any:
-    """What Triton compiles by, of an operand whose strides are its own business."""
-    return (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def test_prompts_bring_operands_of_the_same_kinds(monkeypatch):
-    """On the plain twins, which take the operands of the kernels: dtypes and alignments of all of them were met before."""
-    met: set[Any] = set()
-
-    def watched(name: str, call: Any) -> Any:
-        def run(*args: Any, **more: Any) -> Any:
-            met.add((name, tuple(map(kind, args)), tuple((n, kind(x)) for n, x in more.items())))
-            return call(*args, **more)
-
-        return run
-
-    def ops(*_: Any) -> tuple[AttentionOps, MoEOps]:
-        found = AttentionOps.load("torch"), MoEOps.load("torch")
-        return tuple(
-            replace(o, **{f.name: watched(f.name, getattr(o, f.name)) for f in fields(o) if callable(getattr(o, f.name))}) for o in found
-        )
-
-    monkeypatch.setattr(build, "pick_ops", ops)
-    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    with LLM("tiny", **{**SETTINGS, "max_model_len": 640, "max_num_batched_tokens": 256}) as llm:
-        assert llm.engine.warm_up() > 0.0
-        assert len({name for name, *_ in met}) > 8
-        before = set(met)
-        for length in (1, 2, 7, 16, 17, 64, 100, 129, 131, 200, 333, 512, 601):
-            prompt = [(7 * length + 3 * i) % 4000 + 5 for i in range(length)]
-            for _ in range(2):  # the second time most of it is cached
-                llm.generate([prompt], params, use_tqdm=False)
-    assert met - before == set()
-
-
 def test_nothing_is_run_where_nothing_is_compiled(monkeypatch):
     with LLM(str(checkpoint("v32")), **SETTINGS) as llm:
         monkeypatch.setattr(llm.engine.runner, "rehearse", lambda plan: pytest.fail("a step was run"))
         assert llm.engine.warm_up() >= 0.0
+        stream = llm.generate_stream([[5] * 8], SamplingParams(max_tokens=4, ignore_eos=True))
+        next(stream)
+        with pytest.raises(ValueError, match="another call has not ended"):
+            llm.engine.warm_up()
+        assert list(stream)
     with pytest.raises(ValueError, match="closed"):
         llm.engine.warm_up()
 
@@ -143,3 +109,15 @@ def test_no_prompt_would_compile_a_kernel(rows):
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["new"] == {} and found["kernels"] > 10 and found["warm"] > 30
+
+
+def test_a_step_is_waited_for_under_the_deadline_and_a_failed_exchange_in_it_is_told(monkeypatch):
+    """Else a server would say that it is ready, and its first request find out."""
+    found: list[Any] = []
+    with LLM(str(checkpoint("v32")), **SETTINGS) as llm:
+        runner, progress = llm.engine.runner, llm.engine.grid.progress
+        monkeypatch.setattr(runner.streams, "settle", lambda: found.append((progress.op, progress.since > 0.0, progress.record()["batch"])))
+        monkeypatch.setattr(runner.watch, "ended", lambda step: found.append(step))
+        warm_up(runner, most_tokens=2, max_len=160)
+        assert found[0] == ("end of a step on padding", True, "0 decode rows, 1 prefill rows of 2 tokens; tokens of all replicas [2]")
+        assert found[1] == -1 and not progress.since

@@ -113,22 +113,6 @@ def test_full_size_fits_eight_gpus_whole_and_fewer_in_part():
         fitting_layers(BASE, 61, ranks=2, gpu_bytes=8 << 30, **given)
 
 
-def test_a_share_of_eight_has_the_experts_of_a_rank_of_eight():
-    parts = share(8, device="cuda", only=("slice", "full"))
-    assert [p.name for p in parts] == ["one GPU with its share of the experts", "one rank of 8, full size, offload off",
-                                       "one rank of 8, full size, offload host"]  # fmt: skip
-    (of_eight,) = program(8, device="cuda", only=("full",), right=Path("x"))[:1]
-
-    def shape(part):
-        return json.loads(part.words[part.words.index("--shape") + 1])
-
-    assert {p.ranks for p in parts} == {1} and [shape(p)["n_routed_experts"] for p in parts] == [32] * 3
-    assert shape(of_eight) == {**shape(parts[1]), "n_routed_experts": 256}
-    settings = {"kv_cache_dtype": "fp8", "max_model_len": 131184, "max_num_seqs": 4, "max_total_tokens": 132000, "kv_offload": "host"}
-    given = {"settings": settings, "host_bytes": 56 << 30, "shape": shape(parts[2])}
-    assert fitting_layers(BASE, 61, ranks=1, gpu_bytes=140 << 30, **given) == 61
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="small, on the CPU")
 @pytest.mark.parametrize(("seconds", "left_out"), [(0.0, [64, 128]), (600.0, [])])
 def test_full_size_names_contexts_that_no_time_is_left_for(tmp_path, monkeypatch, seconds, left_out):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rorqual.launch import cli
-from rorqual.launch.bench.results import RESULTS, Results, Row, markdown, read_results, slug, write_results
+from rorqual.launch.bench.results import RESULTS, Results, Row, command_line, markdown, read_results, slug, write_results
 
 
 def row(**changes) -> Row:
@@ -48,6 +48,12 @@ def test_met_follows_from_value_and_target(changes, met):
 def test_figures_are_finite_numbers(changes):
     with pytest.raises(ValueError, match="result 'rate': "):
         row(**changes)
+
+
+def test_the_command_is_told_without_where_its_figures_go(monkeypatch):
+    words = ["bench", "serve", "--port", "1", "--result-dir", "a b", "--log=x", "--only", "M=1,q a", "--output-len", "8", "--plot", "p.png"]
+    monkeypatch.setattr("sys.argv", ["/bin/rorqual", *words])
+    assert command_line() == "rorqual bench serve --port 1 --only 'M=1,q a' --output-len 8"
 
 
 def test_files_are_named_after_bench_device_and_day_and_never_overwritten(tmp_path):

@@ -42,7 +42,17 @@ def program(ranks: int, *, device: str, only: tuple[str, ...], right: Path) -> l
 
 
 def share(of: int, *, device: str, only: tuple[str, ...]) -> list[Part]:
-    """Parts for one GPU with the experts that a rank of ``of`` has: a rank's memory, start and steps, without the exchange."""
+    """Parts for one GPU with the experts that a rank of ``of`` has: a rank's memory, start and steps, without the exchange.
+
+    Raises:
+        ValueError: a share is too small for a token to choose its experts from.
+    """
+    experts, groups = experts_of(of, small=device == "cpu")
+    if experts < 2 * groups * of:
+        raise ValueError(
+            f"--share-of {of} leaves one GPU {experts // of} of {experts} experts, and {groups} groups of two are the least that routing "
+            f"takes; at most --share-of {experts_of(1, small=False)[0] // (2 * groups)}"
+        )
     made = {"slice": _slice(of, device)[:1], "full": _full(1, device, share_of=of)}
     return _unhurried([part for group in SHARED if group in only for part in made[group]], device)
 
