@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....engine.option import option
+from ....parallel.json_text import parse_json
 
 BACKENDS = ("rorqual", "vllm", "sglang", "openai", "openai-chat")
 #: what ``--percentile-metrics`` and ``--goodput`` know
@@ -123,7 +124,7 @@ class ServeBenchConfig:
     def body(self) -> dict[str, Any]:
         """What to add to the body of each request."""
         try:
-            value = json.loads(self.extra_body) if self.extra_body else {}
+            value = parse_json(self.extra_body) if self.extra_body else {}
         except json.JSONDecodeError as error:
             raise ValueError(f"--extra-body is not JSON: {error}") from None
         if not isinstance(value, dict):
