@@ -20,7 +20,7 @@ from .expert_settings import halves_from
 from .graph_batch import decode_batch
 from .graph_key import context_classes, graph_sizes
 from .graphs import DecodeGraphs
-from .memory import free_bytes, pool_pages
+from .memory import free_bytes, size_pool
 from .model_config import ModelConfig
 from .models.build import Stage
 from .models.targets import is_known
@@ -65,13 +65,13 @@ def make_cache(grid: Grid, stage: Stage, config: EngineConfig, model: ModelConfi
     """The paged cache of this rank's layers, with as many pages as the smallest pool of the world has. Collective.
 
     Raises:
-        ValueError: on every rank, when no page fits on one of them.
+        ValueError: on every rank, when no page fits on one of them, or not what was asked for.
     """
     mla, rows, keys = model.attention, kv_dtype(config, dtype), index_dtype(config, model, dtype)
     has_indexer = [layer_has_indexer(mla, layer) for layer in stage.layers]
     per_token = kv_bytes_per_token(mla, has_indexer, rows, keys)
-    available = free_bytes(grid.device, config, ranks_of_host(grid.world.size))
-    pages = together(grid, lambda: pool_pages(config, max_model_len=max_len, bytes_per_token=per_token, available=available))
+    local = ranks_of_host(grid.world.size)
+    pages = together(grid, lambda: size_pool(config, grid.device, local, max_model_len=max_len, bytes_per_token=per_token))
     pages = int(grid.world.gather_ints([pages]).min())
     cache = KVCache(mla, has_indexer, pages, config.page_size, rows, dtype, grid.device, index_dtype=keys)
     planned = kv_bytes(mla, has_indexer, rows, n_pages=pages, page_size=config.page_size, index_dtype=keys).total

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..parallel.debug import debugging
+from ..parallel.json_text import parse_json
 
 if TYPE_CHECKING:
     from .config import EngineConfig
@@ -138,7 +139,7 @@ def _parse(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     try:
-        found = dict(given) if isinstance(given, Mapping) else json.loads(given)
+        found = dict(given) if isinstance(given, Mapping) else parse_json(given)
     except json.JSONDecodeError as error:
         raise ValueError(f'eplb_config is not JSON ({error}); for example \'{{"window_size": 1000, "step_interval": 3000}}\'') from None
     if not isinstance(found, dict):

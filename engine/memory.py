@@ -8,6 +8,7 @@ import torch
 
 from ..attention.kv.host.room import available_bytes
 from .config import EngineConfig
+from .tables import request_table_bytes
 
 #: share of free host memory that KV pools of CPU ranks may take
 CPU_SHARE = 0.25
@@ -30,21 +31,53 @@ def host_available() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def room_of(device: torch.device, local_ranks: int) -> tuple[int, str]:
+    """Bytes that this rank can get at all, and where, for messages."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch gives it back when memory is short
+        return torch.cuda.mem_get_info(device)[0] + kept, f"on {device}"
+    return host_available() // local_ranks, f"in host memory for each of {local_ranks} ranks"
+
+
 def check_weights(n_bytes: int, device: torch.device, local_ranks: int, *, staging: int = 0) -> None:
     """Refuse weights, and ``staging`` bytes of buffers for moving experts, that do not fit on this rank, before any memory is taken.
 
     Raises:
         ValueError: with what they take and what there is.
     """
-    if device.type == "cuda":
-        free, where = torch.cuda.mem_get_info(device)[0], f"on {device}"
-    else:
-        free, where = host_available() // local_ranks, f"in host memory for each of {local_ranks} ranks"
+    free, where = room_of(device, local_ranks)
     if n_bytes + staging > free:
         moving = f" and buffers of moving experts {staging / 1e9:.1f} GB" if staging else ""
         need = f"the weights of this rank take {n_bytes / 1e9:.1f} GB{moving}, {free / 1e9:.1f} GB are free {where}"
         fewer = "lower staging_experts of eplb_config, " if staging else ""
         raise ValueError(f"{need}; {fewer}use more ranks (--tp-size, --pp-size, or --dp-size for the experts), or a smaller model")
+
+
+def size_pool(config: EngineConfig, device: torch.device, local_ranks: int, *, max_model_len: int, bytes_per_token: int) -> int:
+    """Pages of one rank's KV pool, as ``pool_pages`` says, none of it taken yet.
+
+    Raises:
+        ValueError: not even one page fits, a setting is out of range, or what was asked for is more than there is.
+    """
+    available = free_bytes(device, config, local_ranks)
+    pages = pool_pages(config, max_model_len=max_model_len, bytes_per_token=bytes_per_token, available=available)
+    free, where = room_of(device, local_ranks)
+    tables = request_table_bytes(max_num_seqs=config.max_num_seqs, max_len=max_model_len, page_size=config.page_size)
+    page, asked = bytes_per_token * config.page_size, config.max_total_tokens
+    left = free if asked is not None else free - (pages + 1) * page
+    if tables > left:
+        who = f"tables of max_num_seqs {config.max_num_seqs} requests of max_model_len {max_model_len} tokens"
+        beside = "" if asked is not None else " beside the KV pool"
+        fix = "lower max_num_seqs or max_model_len" + (", or gpu_memory_utilization" if beside and device.type == "cuda" else "")
+        raise ValueError(f"{who} take {tables} bytes, {left} are free {where}{beside}; {fix}")
+    if asked is not None and (pages + 1) * page > free - tables:
+        most = ((free - tables) // page - 1) * config.page_size
+        fix = f"lower it to {most} or less, or leave it out" if most > 0 else "not one page fits: use more ranks or a smaller page_size"
+        raise ValueError(
+            f"max_total_tokens {asked} takes {(pages + 1) * page} bytes ({pages} pages of {config.page_size} tokens, and "
+            f"one for padding), {free - tables} are free {where}; {fix}"
+        )
+    return pages
 
 
 def pool_pages(config: EngineConfig, *, max_model_len: int, bytes_per_token: int, available: int) -> int:

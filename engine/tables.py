@@ -6,12 +6,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .plan import INT_COLUMNS, StepPlan
+from .plan import FLOAT_COLUMNS, INT_COLUMNS, StepPlan
 from .sampling.sampler_table import SamplerTable
 from .staging import Staging
 from .streams import Streams
 
 _COLUMN = {name: i for i, name in enumerate(INT_COLUMNS)}
+
+
+def request_table_bytes(*, max_num_seqs: int, max_len: int, page_size: int) -> int:
+    """Device bytes of ``DeviceTables``: tokens, pages and sampling parameters of every slot."""
+    pages = -(-max_len // page_size)
+    sampling = 8 * (len(FLOAT_COLUMNS) + len(INT_COLUMNS) + 2)
+    return 4 * (max_num_seqs + 1) * (max_len + 1 + pages) + max_num_seqs * sampling
 
 
 class DeviceTables:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..parallel.json_text import TOO_DEEP, parse_json
+
 
 def read_config(path: str) -> dict[str, Any]:
     """The mapping in a ``.json``, ``.yaml`` or ``.yml`` file.
@@ -21,7 +23,7 @@ def read_config(path: str) -> dict[str, Any]:
         values = _yaml(path, text)
     else:
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON ({error}); name a YAML file .yaml") from None
     if not isinstance(values, dict):
@@ -38,6 +40,8 @@ def _yaml(path: str, text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not YAML ({TOO_DEEP})") from None
 
 
 def as_arguments(parser: argparse.ArgumentParser, values: dict[str, Any], source: str) -> list[str]:

@@ -20,9 +20,10 @@ from ..engine.model_config import ModelConfig
 from ..engine.models.skeleton import Place, Skeleton, make_skeleton
 from ..engine.offload.host_share import SHARED, HostShare, asked_bytes, check_whole, host_pages, whole_pages
 from ..engine.offload.link_load import link_loads
-from ..engine.offload.plan_report import Budget, Pools, plan_pools, request_table_bytes
+from ..engine.offload.plan_report import Budget, Pools, plan_pools
 from ..engine.offload.sizing import OffloadShape
 from ..engine.resolved import resolve_dtype
+from ..engine.tables import request_table_bytes
 from ..engine.weights.hub import resolve_model
 from ..parallel.grid import GridSpec
 

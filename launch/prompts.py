@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..parallel.json_text import parse_json
 from .text_lines import numbered_lines
 
 
@@ -63,7 +64,7 @@ def read_prompts(path: str) -> list[PromptItem]:
 
 def _item(line: str, where: str) -> PromptItem:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno} (one prompt a line? name the file .txt)") from None
     if isinstance(value, str):

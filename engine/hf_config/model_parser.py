@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from ...moe.config import MoEConfig
+from ...parallel.json_text import parse_json
 from ..model_config import ModelConfig
 from .attention_fields import parse_attention
 from .config_fields import Fields
@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: unreadable, not JSON, or not an object; the message names the file.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -10,7 +10,6 @@ from ...attention.kv.layout import kv_bytes_per_token
 from ...attention.kv.sizes import KVBytes, kv_bytes
 from ..config import EngineConfig
 from ..memory import pool_pages
-from ..plan import FLOAT_COLUMNS, INT_COLUMNS
 from .leases import lease_steps
 from .sizing import OffloadShape, device_pages_of, offload_sizes
 from .tier_limits import UNDER_WAY, TierLimits
@@ -162,10 +161,3 @@ def _limit_of(plan: Callable[[int], Pools], slots: int) -> str | None:
         return plan(slots).limited_by
     except ValueError:
         return None
-
-
-def request_table_bytes(*, max_num_seqs: int, max_len: int, page_size: int) -> int:
-    """Device bytes of ``DeviceTables``: tokens, pages and sampling parameters of every slot."""
-    pages = -(-max_len // page_size)
-    sampling = 8 * (len(FLOAT_COLUMNS) + len(INT_COLUMNS) + 2)
-    return 4 * (max_num_seqs + 1) * (max_len + 1 + pages) + max_num_seqs * sampling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..option import option
+from ..option import check_least, option
 from .routing.settings import RoutingSettings
 from .wire import ALIVE_EVERY_S
 
@@ -32,8 +32,7 @@ class ServeSettings(RoutingSettings):
     def __post_init__(self) -> None:
         """ValueError for a value out of its range."""
         super().__post_init__()
-        if self.max_queued_requests < 0:
-            raise ValueError(f"max_queued_requests must be 0 or more, found {self.max_queued_requests}")
+        check_least(self, 0, "max_queued_requests")
         if not self.drain_timeout >= 0:
             raise ValueError(f"drain_timeout must be 0 seconds or more, found {self.drain_timeout}")
         if not self.http_process_timeout >= 2 * ALIVE_EVERY_S:

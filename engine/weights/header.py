@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ...parallel.json_text import parse_json
+
 #: safetensors dtype names that torch has
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -63,7 +65,7 @@ def _read_raw(path: Path) -> tuple[dict[str, Any], int, int]:
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     try:
-        raw = json.loads(text, object_pairs_hook=_unique)
+        raw = parse_json(text, object_pairs_hook=_unique)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"header is not valid JSON ({error}); the file is damaged or not a safetensors file") from error
     if not isinstance(raw, dict):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...parallel.json_text import parse_json
 from ..console import table
 from ..flags import Parser
 from ..generate import check_writable
@@ -52,7 +53,7 @@ def _is_result_file(name: str) -> bool:
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError:
         return False
     return isinstance(value, dict) and "rows" in value and "bench" in value

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...parallel.json_text import parse_json
+
 #: where the project's own results are
 RESULTS = Path(__file__).resolve().parent / "results"
 #: flags that say where figures and prints go, which is no part of how they came about
@@ -162,7 +164,7 @@ def read_results(path: Path) -> Results:
         OSError: it cannot be read.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
     return Results.from_dict(values, str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ...engine.option import option
+from ...engine.option import check_least, check_seconds, option
 
 DEFAULT_PORT = 29500  # torchrun's
 
@@ -54,14 +54,12 @@ def check_nodes(nodes: NodeSettings) -> None:
     Raises:
         ValueError: naming the flag, what was found and what would do.
     """
-    if nodes.nnodes < 1:
-        raise ValueError(f"--nnodes must be at least 1, found {nodes.nnodes}")
+    check_least(nodes, 1, "nnodes")
     if not 0 <= nodes.node_rank < nodes.nnodes:
         raise ValueError(f"--node-rank must be from 0 to {nodes.nnodes - 1} with --nnodes {nodes.nnodes}, found {nodes.node_rank}")
     if nodes.nproc is not None and nodes.nproc < 1:
         raise ValueError(f"--nproc must be at least 1, found {nodes.nproc}")
-    if nodes.node_timeout <= 0:
-        raise ValueError(f"--node-timeout must be more than 0 seconds, found {nodes.node_timeout}")
+    check_seconds(nodes, "node_timeout")
     if nodes.master_port is not None and not 0 < nodes.master_port < 65536:
         raise ValueError(f"--master-port must be from 1 to 65535, found {nodes.master_port}")
     if nodes.dist_init_addr is not None:

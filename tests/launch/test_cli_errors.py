@@ -48,6 +48,8 @@ def error_of(capsys, *words: str) -> str:
         (["bench", "throughput", "--runs", "0"], "--runs must be at least 1, found 0"),
         (["bench", "throughput", "--num-warmups", "-1"], "--warmup-requests must be at least 0, found -1"),
         (["bench", "throughput", "--threads", "0"], "--threads must be at least 1, found 0"),
+        (["bench", "serve", "--num-warmups", "-1"], "--num-warmups must be at least 0, found -1"),
+        (["bench", "serve", "--probe-request-rate", "-0.5"], "--probe-request-rate must be at least 0, found -0.5"),
         (["bench", "report", "/nowhere/r.json"], "/nowhere/r.json: No such file or directory"),
     ],
 )

@@ -15,12 +15,12 @@ from rorqual.attention.kv.host.pool import HostPool
 from rorqual.attention.kv.sizes import KVBytes
 from rorqual.attention.mla import layer_has_indexer
 from rorqual.engine.hf_config.model_parser import parse_model_config
-from rorqual.engine.offload.plan_report import Budget, Pools, plan_pools, request_table_bytes
+from rorqual.engine.offload.plan_report import Budget, Pools, plan_pools
 from rorqual.engine.offload.sizing import OffloadShape, host_pages_of
 from rorqual.engine.request import Request
 from rorqual.engine.sampling_params import SamplingParams
 from rorqual.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from rorqual.engine.tables import DeviceTables
+from rorqual.engine.tables import DeviceTables, request_table_bytes
 from rorqual.engine.weights.hub import embedded_model
 
 CPU = torch.device("cpu")

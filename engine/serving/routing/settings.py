@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...option import option
+from ...option import check_least, option
 
 POLICIES = ("round_robin", "total_requests", "total_tokens", "kv")
 
@@ -42,5 +42,4 @@ class RoutingSettings:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a number of at least 0, found {value}")
-        if self.router_max_blocks < 1:
-            raise ValueError(f"router_max_blocks must be at least 1, found {self.router_max_blocks}")
+        check_least(self, 1, "router_max_blocks")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from ....parallel.json_text import parse_json
 from .arguments import Arguments
 
 #: roles that a message may have
@@ -77,7 +77,7 @@ def _check_call(index: int, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         text = arguments
         try:
-            arguments = json.loads(text) if text.strip() else {}
+            arguments = parse_json(text) if text.strip() else {}
         except ValueError as error:
             raise ValueError(f"message {index}: arguments of tool call {function['name']!r} are not valid JSON: {error}") from error
     if not isinstance(arguments, dict):

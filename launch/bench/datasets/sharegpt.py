@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ....parallel.json_text import parse_json
 from .request import Encode, Request
 
 #: prompts and answers shorter than this many tokens are left out, and longer ones than these; as vLLM does
@@ -51,7 +52,7 @@ def sharegpt_requests(
 
 def _entries(path: str) -> list[Any]:
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = parse_json(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ....parallel.json_text import parse_json
 from ...text_lines import numbered_lines
 from .random_ids import draw_ids
 from .request import Request
@@ -54,7 +55,7 @@ def trace_requests(
 
 def _entry(line: str, where: str, block: int) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(entry, dict):

@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ....engine.option import option
+from ....engine.option import check_least, option
+from ....parallel.json_text import parse_json
 
 BACKENDS = ("rorqual", "vllm", "sglang", "openai", "openai-chat")
 #: what ``--percentile-metrics`` and ``--goodput`` know
@@ -123,7 +124,7 @@ class ServeBenchConfig:
     def body(self) -> dict[str, Any]:
         """What to add to the body of each request."""
         try:
-            value = json.loads(self.extra_body) if self.extra_body else {}
+            value = parse_json(self.extra_body) if self.extra_body else {}
         except json.JSONDecodeError as error:
             raise ValueError(f"--extra-body is not JSON: {error}") from None
         if not isinstance(value, dict):
@@ -145,8 +146,7 @@ def check_load(config: ServeBenchConfig) -> None:
     ):
         if value is not None and not value > 0:
             raise ValueError(f"--{name} must be above 0, found {value:g}")
-    if config.probe_request_rate < 0 or config.num_warmups < 0:
-        raise ValueError("--probe-request-rate and --num-warmups must be 0 or more")
+    check_least(config, 0, "probe_request_rate", "num_warmups")
     rates = (config.ramp_up_start_rps, config.ramp_up_end_rps)
     if config.ramp_up_strategy is None and rates != (None, None):
         raise ValueError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")

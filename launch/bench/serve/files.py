@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ....parallel.json_text import parse_json
+
 #: keys that a result of a served run has, whoever wrote it
 _MARKS = ("output_throughput", "completed", "duration")
 
@@ -46,10 +48,10 @@ def _runs(path: Path) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     try:
-        values = [json.loads(text)]
+        values = [parse_json(text)]
     except json.JSONDecodeError:
         try:
-            values = [json.loads(line) for line in text.split("\n") if line.strip()]
+            values = [parse_json(line) for line in text.split("\n") if line.strip()]
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON, nor JSON lines: {error}") from None
     values = values[0] if len(values) == 1 and isinstance(values[0], list) else values

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ....parallel.json_text import parse_json
 from ...text_lines import numbered_lines
 from ..datasets.config import DatasetConfig
 from ..datasets.make import dataset_of
@@ -52,7 +53,7 @@ def _params(path: str | None) -> list[tuple[str, list[str]]]:
     if path is None:
         return [("", [])]
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = parse_json(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"--serve-params {path} is not JSON: {error}") from None
     if isinstance(values, dict):
@@ -96,7 +97,7 @@ def done(path: Path) -> set[tuple[str, str]]:
     if not path.exists():
         return set()
     try:
-        runs = [json.loads(line) for _, line in numbered_lines(path)]
+        runs = [parse_json(line) for _, line in numbered_lines(path)]
         return {(run["sweep_server"], run["sweep_load"]) for run in runs}
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"{path} is no file of a sweep; name another folder with --output-dir") from None

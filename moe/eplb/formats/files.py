@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ....parallel.json_text import parse_json
+
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
@@ -42,7 +44,7 @@ def read_raw(source: str | Path) -> Raw:
         ValueError: there is no such file, or it holds what no format has.
     """
     if isinstance(source, str) and source.lstrip()[:1] in ("{", "["):
-        return Raw(kind="json", data=_json(source, "inline JSON"), name="inline JSON")
+        return Raw(kind="json", data=json_of(source, "inline JSON"), name="inline JSON")
     path = Path(source)
     if path.is_dir():
         return Raw(kind="folder", data=path, name=str(path))
@@ -136,10 +138,10 @@ def _text(path: Path) -> Raw:
         raise ValueError(f"{path}: neither text nor a torch, numpy, safetensors or parquet file; no format has this") from None
     if text.lstrip()[:1] in ("{", "["):
         try:
-            return Raw(kind="json", data=json.loads(text), name=str(path))
+            return Raw(kind="json", data=parse_json(text), name=str(path))
         except json.JSONDecodeError:
             lines = [line for line in text.split("\n") if line.strip()]
-            found = [_json(line, f"{path}, line {i + 1}") for i, line in enumerate(lines)]
+            found = [json_of(line, f"{path}, line {i + 1}") for i, line in enumerate(lines)]
             return Raw(kind="jsonl", data=found, name=str(path))
     yaml = need("yaml")
     try:
@@ -149,8 +151,9 @@ def _text(path: Path) -> Raw:
     return Raw(kind="yaml", data=data, name=str(path))
 
 
-def _json(text: str, name: str) -> Any:
+def json_of(text: str, name: str) -> Any:
+    """What JSON text says; ValueError with its ``name`` for any other."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{name}: not valid JSON: {error}") from None

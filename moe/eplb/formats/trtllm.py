@@ -12,7 +12,7 @@ import numpy as np
 from ..topology import Ints
 from ..trace import LoadTrace
 from .expert_map import ExpertMap
-from .files import Raw, need
+from .files import Raw, json_of, need
 from .options import Format, ReadOptions
 from .sglang_map import numbered_map
 from .values import integers
@@ -66,7 +66,7 @@ def read_load(raw: Raw, options: ReadOptions) -> LoadTrace:
 
     files = sorted(path for path in raw.data.iterdir() if _RANK.search(path.name))
     meta_file = raw.data / "meta_info.json"
-    meta: dict[str, Any] = json.loads(meta_file.read_text(encoding="utf-8")) if meta_file.is_file() else {}
+    meta: dict[str, Any] = json_of(meta_file.read_text(encoding="utf-8"), str(meta_file)) if meta_file.is_file() else {}
     found: dict[tuple[int, int], Ints] = {}
     for path in files:
         for key, value in load_file(path).items():

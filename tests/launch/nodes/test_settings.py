@@ -36,7 +36,9 @@ def test_where_nodes_meet(given: dict[str, Any], endpoint: tuple[str, int]) -> N
         ({"nnodes": 2, "dist_init_addr": "a:99999"}, "must be HOST:PORT"),
         ({"nnodes": 2, "dist_init_addr": "a:1", "master_port": 2}, "give one of the two"),
         ({"nproc": 0}, "--nproc must be at least 1"),
-        ({"node_timeout": 0.0}, "--node-timeout"),
+        ({"node_timeout": 0.0}, "--node-timeout must be more than 0 seconds, found 0.0"),
+        ({"node_timeout": float("nan")}, "--node-timeout must be more than 0 seconds, found nan"),
+        ({"node_timeout": float("inf")}, "--node-timeout must be more than 0 seconds, found inf"),
         ({"master_port": 70000}, "--master-port must be from 1 to 65535"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from rorqual.engine.serving.routing.kv_log import KvLog
 from rorqual.engine.serving.routing.router import Router
 from rorqual.engine.serving.routing.settings import RoutingSettings
+from rorqual.engine.serving.settings import ServeSettings
 
 
 def router(policy, n_ranks=4, page_size=4, **more):
@@ -198,11 +199,19 @@ def _news(found, tokens):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("dp_routing", "best"), ("overlap_score_weight", -1.0), ("router_temperature", float("nan")), ("router_max_blocks", 0)],
+    [("dp_routing", "best"), ("overlap_score_weight", -1.0), ("router_temperature", float("nan"))],
 )
 def test_bad_settings_are_named(name, value):
     with pytest.raises(ValueError, match=name):
         RoutingSettings(**{name: value})
+
+
+def test_counts_below_the_least_are_named_by_their_flag():
+    with pytest.raises(ValueError, match="^--router-max-blocks must be at least 1, found 0$"):
+        RoutingSettings(router_max_blocks=0)
+    with pytest.raises(ValueError, match="^--max-queued-requests must be at least 0, found -1$"):
+        ServeSettings(max_queued_requests=-1)
+    assert ServeSettings(max_queued_requests=0).max_queued_requests == 0
 
 
 def test_one_rank_hashes_nothing():
