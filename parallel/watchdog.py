@@ -101,8 +101,8 @@ class Watchdog:
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        try:
-            store = PrefixStore(self._prefix, self._meeting.connect(self._deadline_s))
+        try:  # with a time that leaves the error to it: it takes up to three times that, and the pulse waits no longer than the limit
+            store = PrefixStore(self._prefix, self._meeting.connect(self._beats.silent_limit_s / 4))
         except ValueError as error:
             return self._store_is_gone(error)
         try:

@@ -45,6 +45,7 @@ def start(seed: int, backend: str, world: int, timeout_ms: int, fault_tolerant: 
     whole, rest = trip(dispatcher, rank, (x, ids, weights)), trip(dispatcher, rank, (x, left, weights))
     dispatcher.health(wait=True)
     grid.ep.barrier("together")
+    trip(dispatcher, rank, (x, ids, weights))  # once it is through, all have left the barrier, which cannot do without a rank
     if rank == victim:
         threading.Timer(random.Random(seed).uniform(0.0, 0.3), os.kill, (os.getpid(), signal.SIGKILL)).start()
     return Rank(grid=grid, dispatcher=dispatcher, tokens=(x, ids, weights), whole=whole, rest=rest)
