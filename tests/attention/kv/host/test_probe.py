@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rorqual.attention.kv.host.pinned import anonymous
-from rorqual.attention.kv.host.probe import RegionClass, probe
+from rorqual.attention.kv.host.probe import RegionClass, gb_per_s, probe
 
 
 def test_probe_of_ordinary_memory():
@@ -16,6 +16,12 @@ def test_probe_of_ordinary_memory():
     assert time.perf_counter() - start < 2
     assert 0 <= found.latency_ns < 5000 and 0.1 < found.gb_per_s < 2000
     assert (region.tensor == 0x5A).all()
+    region.close()
+
+
+def test_threads_that_begin_late_copy_all_the_same():
+    region = anonymous(8 << 20, (), 2)
+    assert gb_per_s(region, 0.0) > 0.0, "no time is left when they begin"
     region.close()
 
 
