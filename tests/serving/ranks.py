@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -83,9 +84,23 @@ class Serving:
         with open(os.path.join(self.folder, f"pid{rank}")) as file:
             return int(file.read())
 
+    def _takes_signals(self, rank: int) -> bool:
+        """Whether a rank handles or ignores SIGTERM by now."""
+        try:
+            with open(f"/proc/{self.pid(rank)}/status") as file:
+                fields = dict(line.split(":", 1) for line in file if ":" in line)
+        except FileNotFoundError:
+            return False
+        return bool((int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)) >> (signal.SIGTERM - 1) & 1)
+
     def signal(self, number: int, *ranks: int) -> None:
-        """Send a signal to some ranks, or to all, as torchrun does."""
-        for rank in ranks or range(self.world):
+        """Send a signal to some ranks, or to all, as torchrun does, once they are where signals are taken."""
+        chosen = ranks or range(self.world)
+        end = time.monotonic() + 60.0
+        while not all(self._takes_signals(rank) for rank in chosen):  # some may still be starting when rank 0 serves
+            assert time.monotonic() < end, f"of ranks {list(chosen)} some took no SIGTERM within 60 s"
+            time.sleep(0.02)
+        for rank in chosen:
             os.kill(self.pid(rank), number)
 
     @property
