@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 
 import torch
 
-from ..doctor import versions
 from ..flags import Parser
-from ..generate import check_writable
 from .kernels.case import Case
 from .kernels.measure import measure
 from .kernels.roof import Roof, measure_roof
 from .kernels.suite import all_cases
-from .results import Results, Row, check_folder, command_line, today, write_results
+from .kv.tables import add_output_flags, check_outputs, write
+from .results import Row
 
 
 def add_parser(parser: Parser) -> None:
@@ -24,8 +21,7 @@ def add_parser(parser: Parser) -> None:
     parser.add_argument("--only", metavar="PART", help="Comma-separated parts of operation or row names.")
     parser.add_argument("--list", action="store_true", help="Name the rows and leave.")
     parser.add_argument("--no-peers", action="store_true", help="Do not run other libraries.")
-    parser.add_argument("--output-json", metavar="FILE", help="Write the rows to this file.")
-    parser.add_argument("--results-dir", metavar="DIR", help="Also write a result file into this folder.")
+    add_output_flags(parser)
 
 
 def line(row: Row, case: Case, floor: float) -> str:
@@ -45,12 +41,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not torch.cuda.is_available():
         raise ValueError("bench kernels needs a CUDA device, found none; `--list` names the rows without one")
-    check_writable(args.output_json, "--output-json")
-    check_folder(args.results_dir)
+    check_outputs(args)
     roof = measure_roof()
     print(f"roof: {roof.bytes_per_s / 1e12:.2f} TB/s, bf16 {roof.bf16_flops / 1e12:.0f} TFLOP/s, fp8 {roof.fp8_flops / 1e12:.0f} TFLOP/s")
     rows, failed = _measure_all(cases, roof, with_peers=not args.no_peers)
-    _write(rows, args)
+    write("kernels", torch.cuda.get_device_name(), rows, args)
     for name, reason in failed:
         print(f"failed: {name}: {reason}", file=sys.stderr)
     return 1 if failed else 0
@@ -67,13 +62,3 @@ def _measure_all(cases: list[Case], roof: Roof, *, with_peers: bool) -> tuple[li
         rows.append(row)
         print(line(row, case, roof.floor_us(case.n_bytes, case.flops, case.unit)), flush=True)
     return rows, failed
-
-
-def _write(rows: list[Row], args: argparse.Namespace) -> None:
-    results = Results(
-        bench="kernels", command=command_line(), date=today(), device=torch.cuda.get_device_name(), versions=versions(), rows=tuple(rows)
-    )
-    if args.output_json:
-        Path(args.output_json).write_text(json.dumps(results.to_dict(), indent=1) + "\n", encoding="utf-8")
-    if args.results_dir:
-        print(f"wrote {write_results(results, Path(args.results_dir))}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def write(bench: str, device: str, rows: Sequence[Row], args: argparse.Namespace
     """Write what ``args`` asks for."""
     results = Results(bench=bench, command=command_line(), date=today(), device=device, versions=versions(), rows=tuple(rows))
     if args.output_json:
-        Path(args.output_json).write_text(json.dumps(results.to_dict(), indent=1) + "\n", encoding="utf-8")
+        Path(args.output_json).write_text(results.to_text(), encoding="utf-8")
     if args.results_dir:
         print(f"wrote {write_results(results, Path(args.results_dir))}")
 
