@@ -64,17 +64,18 @@ def size_pool(config: EngineConfig, device: torch.device, local_ranks: int, *, m
     free, where = room_of(device, local_ranks)
     tables = request_table_bytes(max_num_seqs=config.max_num_seqs, max_len=max_model_len, page_size=config.page_size)
     page, asked = bytes_per_token * config.page_size, config.max_total_tokens
-    left = free if asked is not None else free - (pages + 1) * page
+    pool = (pages + 1) * page  # one page is for padding
+    left = free if asked is not None else free - pool
     if tables > left:
         who = f"tables of max_num_seqs {config.max_num_seqs} requests of max_model_len {max_model_len} tokens"
         beside = "" if asked is not None else " beside the KV pool"
         fix = "lower max_num_seqs or max_model_len" + (", or gpu_memory_utilization" if beside and device.type == "cuda" else "")
         raise ValueError(f"{who} take {tables} bytes, {left} are free {where}{beside}; {fix}")
-    if asked is not None and (pages + 1) * page > free - tables:
+    if asked is not None and pool > free - tables:
         most = ((free - tables) // page - 1) * config.page_size
         fix = f"lower it to {most} or less, or leave it out" if most > 0 else "not one page fits: use more ranks or a smaller page_size"
         raise ValueError(
-            f"max_total_tokens {asked} takes {(pages + 1) * page} bytes ({pages} pages of {config.page_size} tokens, and "
+            f"max_total_tokens {asked} takes {pool} bytes ({pages} pages of {config.page_size} tokens, and "
             f"one for padding), {free - tables} are free {where}; {fix}"
         )
     return pages
