@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rorqual.engine.serving.costless import expected
-from tests.serving.client import RawClient
+from tests.serving.client import Completion, RawClient
 from tests.serving.ranks import costless, good_ends
 
 VOCAB = 4096
@@ -89,7 +89,10 @@ def test_an_id_that_is_in_use(client):
     client.submit_raw(prompt(2), {"max_tokens": 1}, name="same")
     client.until(lambda: "same" in client.refused, "Refused")
     assert "ids must be unique" in client.refused["same"].error
+    client.open["same", 0] = Completion()  # the refusal was the second one's; the first runs on
     client.abort("same")
+    client.finish("same")  # until then it counts among those that wait or run
+    assert client.done["same", 0].finish_reason in ("abort", "length")
 
 
 def test_too_many_wait(client):
