@@ -53,16 +53,16 @@ def test_a_fault_tolerant_dispatcher_keeps_its_pitch() -> None:
 
 
 def test_the_first_failure_stands_and_stops_all_that_follows() -> None:
-    group = VirtualRanks.make(SPEC)
+    group = VirtualRanks.make(replace(SPEC, timeout_ms=1000))
     steps(group)
     tokens = make_tokens(0, 4, SPEC, "random", 2)
     ticket = group.ranks[0].dispatch_send(*tokens, tag=17)
     begin = time.monotonic()
     with pytest.raises(
-        DispatchTimeout, match=r"rank 0: rank 1 did not come to dispatch 2 of channel 0 \(tag 17\) within 200 ms; .* is 1"
+        DispatchTimeout, match=r"rank 0: rank 1 did not come to dispatch 2 of channel 0 \(tag 17\) within 1000 ms; .* is 1"
     ) as caught:
         group.ranks[0].dispatch_recv(ticket)
-    assert 0.19 < time.monotonic() - begin < 2
+    assert 0.99 < time.monotonic() - begin < 5
     error = caught.value
     assert (error.rank, error.missing, error.phase, error.epoch, error.seen, error.tag, error.channel) == (0, 1, "dispatch", 2, 1, 17, 0)
     with pytest.raises(DispatchTimeout, match="tag 17"):
@@ -70,7 +70,7 @@ def test_the_first_failure_stands_and_stops_all_that_follows() -> None:
     begin, flags = time.monotonic(), Blocks.of(group.ranks[1].wire, group.ranks[1].peers.own, 1).flags
     with pytest.raises(DispatchTimeout, match="tag 17"):
         group.ranks[0].dispatch_send(*tokens)
-    assert int(flags[0, 0, 0]) == 0 and time.monotonic() - begin < 0.15, "a failed rank must raise no flag"
+    assert int(flags[0, 0, 0]) == 0 and time.monotonic() - begin < 0.75, "a failed rank must raise no flag"
     group.set_active([True] * 3)
     assert all(torch.equal(out, by_rank(SPEC, make_tokens(r, 5 + r, SPEC, "random", 4))) for r, out in enumerate(steps(group, 4)))
     group.ranks[0].health()

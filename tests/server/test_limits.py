@@ -12,10 +12,10 @@ from tests.server.serving import serving
 
 LIMITS = {
     "max_request_bytes": 5000,
-    "header_timeout": 0.5,
-    "body_timeout": 0.5,
+    "header_timeout": 1.0,
+    "body_timeout": 1.0,
     "max_concurrent_requests": 2,
-    "keep_alive_timeout": 0.5,
+    "keep_alive_timeout": 1.0,
     "send_timeout": 1.0,
 }
 
@@ -81,7 +81,7 @@ def test_a_kept_connection_is_closed_when_nothing_follows(strict):
 
 def test_a_second_request_on_a_connection_has_its_own_time(strict):
     one = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    got = talk(strict, one, one, one, pause=0.3)
+    got = talk(strict, one, one, one, pause=0.4)
     assert got.count(b"HTTP/1.1 200") == 3
 
 
@@ -105,7 +105,7 @@ def test_a_path_with_bytes_beyond_ascii(strict):
 
 
 def test_too_many_requests_at_once(strict):
-    strict.engine.delay = 0.3
+    strict.engine.delay = 1.0
     statuses, lock = [], threading.Lock()
 
     def ask():

@@ -28,13 +28,13 @@ def still(snapshot):
 
 def test_numbers_are_what_happened_on_two_replicas(tmp_path):
     prompt = list(range(10, 58))
-    with serving(2, data_parallel_size=2, settings={"profile_dir": str(tmp_path / "traces")}) as engine:
+    with serving(2, data_parallel_size=2, max_model_len=2048, settings={"profile_dir": str(tmp_path / "traces")}) as engine:
         with RawClient(engine.address) as client:
             names = [client.submit(prompt, max_tokens=3 + i, ignore_eos=True, temperature=0.0) for i in range(6)]
             client.finish(*names)
             client.submit_raw([1] * 4000, {"max_tokens": 4}, name="too long")
             client.until(lambda: "too long" in client.refused, "the refusal")
-            endless = client.submit([7, 8, 9], max_tokens=200, ignore_eos=True, temperature=0.0, dp_rank=1)
+            endless = client.submit([7, 8, 9], max_tokens=2000, ignore_eos=True, temperature=0.0, dp_rank=1)
             client.until(lambda: client.open[endless, 0].token_ids, "its first token")
             busy = after(client, lambda s: [r["leader"].get("running") for r in s.replicas] == [0, 1], "a running request of rank 1")
             assert busy.replicas[1]["leader"]["kv_usage"] > 0 and busy.replicas[1]["requests"]["open"] == 1
