@@ -16,7 +16,7 @@ from ..checks import check_call, check_outputs, check_valid
 from ..dispatcher import EPSpec, Routed
 from ..fp8 import dequantise
 from ..rows import DTYPES, is_fp8
-from .limits import LL_TOP_K, check_low_latency
+from .limits import LL_TOP_K, check_low_latency, low_latency_tokens
 from .package import LOW_LATENCY, load
 from .tokens import Tokens, process_group
 
@@ -51,7 +51,8 @@ class LowLatencyDispatcher(BaseDispatcher):
         self._library = library or load(LOW_LATENCY)
         check_low_latency(spec)
         super().__init__(group, spec)
-        n_bytes = self._library.Buffer.get_low_latency_rdma_size_hint(spec.max_tokens, spec.hidden, spec.n_ranks, spec.n_slots)
+        self._most = low_latency_tokens(spec)
+        n_bytes = self._library.Buffer.get_low_latency_rdma_size_hint(self._most, spec.hidden, spec.n_ranks, spec.n_slots)
         self._buffer: Any = self._library.Buffer(
             process_group(group), num_rdma_bytes=n_bytes, low_latency_mode=True, num_qps_per_rank=spec.slots_per_rank,
             explicitly_destroy=True, enable_shrink=spec.fault_tolerant,
@@ -70,7 +71,7 @@ class LowLatencyDispatcher(BaseDispatcher):
         self._begin()
         tokens = Tokens.of(self.spec, x, slot_ids, weights, n_valid, None, id_dtype=self._library.topk_idx_t, quantised=False)
         received, counts, handle, _, hook = self._buffer.low_latency_dispatch(
-            tokens.x, tokens.ids, self.spec.max_tokens, self.spec.n_slots,
+            tokens.x, tokens.ids, self._most, self.spec.n_slots,
             use_fp8=is_fp8(self.spec), round_scale=self.spec.payload == "fp8_ue8m0", return_recv_hook=True,
         )  # fmt: skip
         return _Flight(tokens=tokens, received=received, counts=counts, handle=handle, hook=hook, epoch=self._epoch)

@@ -49,6 +49,7 @@ def check_tokens(x: Any, ids: torch.Tensor, weights: torch.Tensor, hidden: int, 
     assert scales is None or (scales.shape == (n, -(-hidden // 128)) and scales.dtype == torch.float32)
     assert ids.shape == weights.shape == (n, k) and ids.dtype == topk_idx_t and weights.dtype == torch.float32
     assert ids.is_contiguous() and weights.is_contiguous() and bool((ids >= -1).all()), "only -1 is no choice"
+    assert all(len(set(row)) == len(row) for row in ([i for i in row if i >= 0] for row in ids.tolist())), "a slot is named twice"
 
 
 class ElasticBuffer:
@@ -61,6 +62,7 @@ class ElasticBuffer:
         num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100, explicitly_destroy: bool = False,
     ) -> None:  # fmt: skip
         assert isinstance(group, dist.ProcessGroup) and explicitly_destroy and num_gpu_timeout_secs > 0
+        assert hidden % 256 == 0 and num_topk <= 32
         self.group, self.most, self.hidden, self.k, self.fp8 = group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch
         self.calls = 0
         self.destroyed = False
@@ -158,6 +160,7 @@ class Buffer:
     ) -> tuple[Any, torch.Tensor, Any, None, Callable[[], None]]:
         size, me, hidden = self.group.size(), self.group.rank(), x.shape[1]
         assert return_recv_hook and self.qps == num_experts // size and self.held < 2, "a third result"
+        assert (size * most) % 4 == 0
         assert not round_scale or use_fp8
         check_tokens(x, topk_idx, torch.zeros(topk_idx.shape), hidden, topk_idx.shape[1], most)
         self.held += 1

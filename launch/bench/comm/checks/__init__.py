@@ -57,7 +57,8 @@ CORE = ("arrivals", "results", "padding", "traffic", "going_on")
 
 def applicable(party: Party, fault_mask: bool, brief: bool = False) -> dict[str, Check]:
     """The checks of this party's backend, or a brief form of each."""
-    return {**CHECKS, **(_BRIEF if brief else {}), **(FAULTS if fault_mask and party.size > 1 else {})}
+    found = {**CHECKS, **(_BRIEF if brief else {}), **(FAULTS if fault_mask and party.size > 1 else {})}
+    return {name: check for name, check in found.items() if name not in party.reach.without}
 
 
 def run(party: Party, checks: dict[str, Check]) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ import torch
 from .....comm.dispatcher import EPSpec, Routed
 from .....comm.fp8 import dequantise, quantise
 from .....comm.rows import is_fp8, rounded
-from .inputs import KINDS, make_tokens
-from .party import LAYOUTS, Party, Tokens, answer, dequantised, require
+from .inputs import make_tokens
+from .party import Party, Tokens, answer, dequantised, require
 
 #: tokens per rank: usual, unequal, none on some ranks, none at all, the most there may be
 SIZES: dict[str, Callable[[int], int]] = {
@@ -96,11 +95,11 @@ def _check_rank_layout(
 def arrivals(party: Party, thorough: bool = True) -> dict[str, Any]:
     """Every routing and size; ids int32 and int64 by turns; layouts by turns."""
     usual, more = ("random", "with_none"), tuple(SIZES) if thorough else ("some_empty", "full")
-    cases = [(k, s) for k in KINDS for s in SIZES if s == "equal" or (k in usual and s in more)]
+    cases = [(k, s) for k in party.reach.kinds for s in SIZES if s == "equal" or (k in usual and s in more)]
     dispatchers = {a: party.make(party.spec(alignment=a)) for a in ((1, 128) if thorough else (1,))}
     for number, (kind, size) in enumerate(cases):
         for alignment, dispatcher in dispatchers.items():
-            spec, layout = dispatcher.spec, LAYOUTS[(number + alignment) % 3]
+            spec, layout = dispatcher.spec, party.layout(number + alignment)
             everybody = [make_tokens(r, SIZES[size](r), spec, kind, number) for r in range(party.size)]
             x, ids, weights = party.here(everybody[party.rank])
             capacity = max(max(SIZES[size](r) for r in range(party.size)), 1) if number % 3 == 2 else None
@@ -122,14 +121,16 @@ def payloads(party: Party) -> dict[str, Any]:
         {"dtype": "bfloat16"}, {"payload": "bf16", "hidden": 41}, {"payload": "fp8"}, {"payload": "fp8", **wide},
         {"payload": "fp8_ue8m0", **wide}, {"payload": "bytes", "hidden": 53},
     ]  # fmt: skip
+    if not party.reach.raw:
+        variants.pop()
     for number, changes in enumerate(variants):
         dispatcher = party.make(party.spec(**changes))
         spec = dispatcher.spec
-        for turn, layout in enumerate(LAYOUTS):
+        for layout in party.reach.layouts:
             everybody = [make_tokens(r, 6, spec, "with_none", 70 + number) for r in range(party.size)]
             x, ids, weights = party.here(everybody[party.rank])
             scales = None
-            if is_fp8(spec) and turn == 2:
+            if is_fp8(spec) and layout == "rank":
                 x, scales = quantise(x, ue8m0=spec.payload == "fp8_ue8m0")
             routed = dispatcher.dispatch(x, ids, weights, layout=layout, scales=scales)
             check_routed(routed, spec, party.rank, everybody)
@@ -161,7 +162,7 @@ def _fp8_error(spec: EPSpec, x: torch.Tensor) -> float:
 def shapes(party: Party, hiddens: tuple[int, ...] = (64, 2048, 3584, 7168), ks: tuple[int, ...] = (1, 6, 8, 16)) -> dict[str, Any]:
     """Widths and numbers of choices; int32 and int64 ids give the same bits."""
     for hidden, top_k in zip(hiddens, ks, strict=True):
-        dispatcher = party.make(replace(party.spec(), hidden=hidden, top_k=top_k, max_tokens=5, n_slots=8 * party.size))
+        dispatcher = party.make(party.spec(hidden=hidden, top_k=top_k, max_tokens=5, n_slots=8 * party.size))
         everybody = [make_tokens(r, (r + 2) % 5, dispatcher.spec, "random", hidden) for r in range(party.size)]
         x, ids, weights = party.here(everybody[party.rank])
         outs = []

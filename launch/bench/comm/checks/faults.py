@@ -95,7 +95,7 @@ def refusals(party: Party) -> dict[str, Any]:
         ValueError, f"{spec.max_tokens + 1} tokens, but the dispatcher was made for at most {spec.max_tokens}", dispatcher.dispatch, *many
     )
     refuse(ValueError, f"x must be [T, {spec.hidden}], found [4, {spec.hidden - 1}]", dispatcher.dispatch, x[:, 1:], ids, weights)
-    refuse(ValueError, "x must be float32, found float16", dispatcher.dispatch, x.half(), ids, weights)
+    refuse(ValueError, f"x must be {spec.dtype}, found float16", dispatcher.dispatch, x.half(), ids, weights)
     refuse(ValueError, f"slot_ids must be [4, {spec.top_k}], found [4, {spec.top_k - 1}]", dispatcher.dispatch, x, ids[:, 1:], weights)
     refuse(ValueError, "slot_ids must be int32 or int64, found float32", dispatcher.dispatch, x, ids.float(), weights)
     wrong = torch.zeros(2, dtype=torch.int32, device=x.device)
@@ -154,5 +154,6 @@ def disagreement(party: Party) -> dict[str, Any]:
     refuse(ValueError, "EPSpec.alignment must be 1 or 128, found 64", party.make, party.spec(alignment=64))
     if party.size > 1:
         refuse(ValueError, "do not divide over", party.make, party.spec(n_slots=4 * party.size + 1))
-    refuse(ValueError, "fault_tolerant", party.make, replace(party.spec(), fault_tolerant=True, deterministic=True))
+    if True in party.reach.sums:
+        refuse(ValueError, "fault_tolerant", party.make, replace(party.spec(), fault_tolerant=True, deterministic=True))
     return {}

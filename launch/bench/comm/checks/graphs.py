@@ -60,7 +60,7 @@ def graphs(party: Party, replays: int = 1000) -> dict[str, Any]:
     """Replays of three buckets in random order, with eager calls between, equal what eager calls give."""
     if party.device.type != "cuda" or not getattr(torch.cuda, "CUDAGraph", None):
         return {"skipped": "needs CUDA"}
-    for deterministic in (False, True):
+    for deterministic in party.reach.sums:
         dispatcher = party.make(party.spec(deterministic=deterministic))
         spec = dispatcher.spec
         if not dispatcher.caps.graph:

@@ -14,8 +14,8 @@ from .....comm.local import LocalDispatcher
 from .....comm.rows import DTYPES
 from .....comm.timeout import DispatchTimeout
 from .inputs import expert
+from .reach import Reach, reach_of
 
-LAYOUTS = ("contiguous", "masked", "rank")
 Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # x, slot_ids, weights
 
 
@@ -41,10 +41,22 @@ class Party:
     gather: Callable[[list[int]], list[list[int]]]  # collective: every rank's numbers, by rank
     node_of: tuple[int, ...]  # node of each rank
 
+    @property
+    def reach(self) -> Reach:
+        """What its backend can be asked for."""
+        return reach_of(self.backend)
+
     def spec(self, **changes: Any) -> EPSpec:
-        """The usual spec of a check: small, with odd widths."""
-        usual = EPSpec(n_ranks=self.size, n_slots=4 * self.size, hidden=40, top_k=3, max_tokens=24, timeout_ms=20_000)
-        return replace(usual, **changes)
+        """The usual spec of a check: small, with odd widths, as far as the backend carries them."""
+        usual = EPSpec(
+            n_ranks=self.size, n_slots=4 * self.size, hidden=40, top_k=3, max_tokens=24, timeout_ms=20_000, dtype=self.reach.dtypes[0]
+        )
+        spec, width = replace(usual, **changes), self.reach.width
+        return replace(spec, hidden=-(-spec.hidden // width) * width)
+
+    def layout(self, number: int) -> str:
+        """The layouts by turns."""
+        return self.reach.layouts[number % len(self.reach.layouts)]
 
     def here(self, tokens: Tokens) -> Tokens:
         """``tokens`` on this rank's device."""
@@ -58,7 +70,7 @@ class Party:
     @property
     def bits(self) -> bool:
         """Whether sums must have the bits of ``LocalDispatcher`` on this device: kernels may contract a product and a sum."""
-        return self.device.type == "cpu" or self.backend.startswith("torch")
+        return (self.device.type == "cpu" and self.backend != "deep_ep_ll") or self.backend.startswith("torch")
 
 
 def dequantised(routed: Routed, spec: EPSpec) -> torch.Tensor:

@@ -20,7 +20,7 @@ from .party import Party, Tokens, require, trip
 
 def traffic(party: Party) -> dict[str, Any]:
     """bytes_sent is the formula from the ids: a row once a (token, rank), or once a (token, node) and then inside the node."""
-    for deterministic in (False, True):
+    for deterministic in party.reach.sums:
         dispatcher = party.make(party.spec(deterministic=deterministic))
         spec = dispatcher.spec
         everybody = [make_tokens(r, SIZES["unequal"](r), spec, "with_none", 77) for r in range(party.size)]

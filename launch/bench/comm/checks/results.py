@@ -11,28 +11,30 @@ import torch
 from .....comm.dispatcher import Dispatcher
 from .....comm.rows import rounded
 from .arrivals import SIZES
-from .inputs import KINDS, exact, magnitude, make_tokens
-from .party import LAYOUTS, Party, alone, answer, by_rank, dequantised, require, trip
+from .inputs import exact, magnitude, make_tokens
+from .party import Party, alone, answer, by_rank, dequantised, require, trip
+
+_STEP = {"float32": 2.0**-23, "bfloat16": 2.0**-8}  # relative, between neighbours
 
 
 def results(party: Party, thorough: bool = True) -> dict[str, Any]:
     """Every routing against fp64, and the bits of the plain sums: of one rank if deterministic, of ranks ascending if not."""
     record: dict[str, Any] = {}
-    for deterministic in (False, True):
-        for dtype in ("float32", "bfloat16") if thorough else ("float32",):
+    for deterministic in party.reach.sums:
+        for dtype in party.reach.dtypes if thorough else party.reach.dtypes[:1]:
             dispatcher = party.make(party.spec(deterministic=deterministic, dtype=dtype))
             spec, worst = dispatcher.spec, 0.0
-            for number, kind in enumerate(KINDS):
+            for number, kind in enumerate(party.reach.kinds):
                 size = list(SIZES.values())[number % len(SIZES)]
                 tokens = party.here(make_tokens(party.rank, size(party.rank), spec, kind, 300 + number))
-                out = trip(dispatcher, party.rank, tokens, LAYOUTS[number % 3])
+                out = trip(dispatcher, party.rank, tokens, party.layout(number))
                 if len(out):
                     error = (out.double() - exact(*tokens)).abs() / magnitude(*tokens).clamp(min=1e-3)
                     worst = max(worst, float(error.max()))
                 plain = alone(spec, tokens) if deterministic else by_rank(spec, tokens)
                 if party.bits and (deterministic or not party.backend.endswith("_node")):
                     require(torch.equal(out, plain), "results have the bits of the plain sums", kind, deterministic, dtype)
-            step = 2.0**-8 if dtype == "bfloat16" else 2.0**-23
+            step = _STEP[dtype]
             require(worst <= 6 * step, "results are near fp64", worst, 6 * step, deterministic, dtype)
             record[f"error_{dtype}{'_deterministic' if deterministic else ''}"] = worst
             dispatcher.close()
@@ -41,7 +43,7 @@ def results(party: Party, thorough: bool = True) -> dict[str, Any]:
 
 def identity(party: Party) -> dict[str, Any]:
     """Experts that change nothing, and weights that are powers of two and add up to one: the tokens come back bit for bit."""
-    for dtype in ("float32", "bfloat16"):
+    for dtype in party.reach.dtypes:
         dispatcher = party.make(party.spec(top_k=4, dtype=dtype))
         x, ids, _ = party.here(make_tokens(party.rank, 20, dispatcher.spec, "random", 1))
         routed = dispatcher.dispatch(x, ids, torch.full((20, 4), 0.25, device=x.device))
@@ -58,7 +60,7 @@ def identity(party: Party) -> dict[str, Any]:
 
 def repeats(party: Party) -> dict[str, Any]:
     """The same again has the same bits; other rows, their order and their values change no bit of a row."""
-    for deterministic in (False, True):
+    for deterministic in party.reach.sums:
         dispatcher = party.make(party.spec(deterministic=deterministic, hidden=129))
         n = dispatcher.spec.max_tokens
         x, ids, weights = party.here(make_tokens(party.rank, n, dispatcher.spec, "with_none", 2))
@@ -79,9 +81,9 @@ def repeats(party: Party) -> dict[str, Any]:
 
 def padding(party: Party) -> dict[str, Any]:
     """Rows from n_valid on, whatever they hold, change nothing and come back as zeros; in every layout."""
-    for deterministic in (False, True):
+    for deterministic in party.reach.sums:
         dispatcher = party.make(party.spec(deterministic=deterministic))
-        for number, layout in enumerate(LAYOUTS):
+        for number, layout in enumerate(party.reach.layouts):
             n = (3 * party.rank + number) % 9
             x, ids, weights = party.here(make_tokens(party.rank, 12, dispatcher.spec, "with_none", 40 + number))
             x[n:], weights[n:] = float("nan"), float("nan")
@@ -105,7 +107,7 @@ def overlap(party: Party, share: int = 1) -> dict[str, Any]:
     Every ``share``-th order is tried.
     """
     orders = 0
-    for deterministic in (False, True):
+    for deterministic in party.reach.sums:
         dispatcher = party.make(party.spec(deterministic=deterministic))
         a, b = (party.here(make_tokens(party.rank, 5 + n, dispatcher.spec, "random", 900 + n)) for n in (0, 3))
         want = [trip(dispatcher, party.rank, a), trip(dispatcher, party.rank, b)]
@@ -167,7 +169,7 @@ def alternation(party: Party) -> dict[str, Any]:
     for turn in (1, 2):
         for number, tokens in enumerate(cases):
             more = {"capacity": max(sizes[number], 1)} if (number + turn) % 2 else {}
-            out = trip(dispatcher, party.rank, tokens, LAYOUTS[(number + turn) % 3], **more)
+            out = trip(dispatcher, party.rank, tokens, party.layout(number + turn), **more)
             require(torch.equal(out, first[number]), "large and small calls alternate", number, turn)
     dispatcher.close()
     return {}
@@ -209,5 +211,5 @@ def rounding(party: Party) -> dict[str, Any]:
         error = (out.double() - exact(*quantised)).abs() / magnitude(*quantised).clamp(min=1e-3)
         worst = max(worst, float(error.max()))
         dispatcher.close()
-    require(worst <= 6 * 2.0**-23, "FP8 transport adds no error", worst)
+    require(worst <= 6 * _STEP[dispatcher.spec.dtype], "FP8 transport adds no error", worst)
     return {"error": worst}
