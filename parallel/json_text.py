@@ -9,8 +9,8 @@ from typing import Any
 
 #: what to say of it, with the fix
 TOO_DEEP = "more lists and objects inside one another than can be read; flatten them"
-#: a whole string, whose brackets count for nothing, or a bracket
-_PARTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{\]}]', re.DOTALL)
+#: a string, whose brackets count for nothing, or a bracket; a string without an end too, else a search would begin at each quote in it
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
 
 
 def parse_json(text: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,23 @@ def test_the_position_is_that_of_the_innermost_list():
     with pytest.raises(json.JSONDecodeError, match=SAID):
         parse_json(DEEP.encode())
     assert parse_json('{"a": [1]}') == parse_json(b'{"a": [1]}') == {"a": [1]}
+
+
+def test_a_string_that_never_ends_is_read_once():
+    """Clients send such texts: a search that begins anew at each of its quotes takes minutes, in which nobody else is served."""
+    begin = time.monotonic()
+    with pytest.raises(json.JSONDecodeError, match=SAID) as caught:
+        parse_json("[" * DEPTH + '"' + '\\"[' * 100_000 + "\\")
+    assert caught.value.pos == DEPTH - 1 and time.monotonic() - begin < 20.0
+
+
+def test_yaml_of_loads_names_the_file_without_the_loader_in_c(tmp_path, monkeypatch):
+    yaml = pytest.importorskip("yaml")
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    path = tmp_path / "deep.yaml"
+    path.write_text("- " * 900 + "a")
+    with pytest.raises(ValueError, match=rf"deep.yaml: neither JSON nor YAML \({SAID}"):
+        read_load(path)
 
 
 @pytest.mark.parametrize(

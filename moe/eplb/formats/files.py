@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ....parallel.json_text import parse_json
+from ....parallel.json_text import TOO_DEEP, parse_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +148,8 @@ def _text(path: Path) -> Raw:
         data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: neither JSON nor YAML ({str(error).splitlines()[0]})") from None
+    except RecursionError:  # of the loader that is no C
+        raise ValueError(f"{path}: neither JSON nor YAML ({TOO_DEEP})") from None
     return Raw(kind="yaml", data=data, name=str(path))
 
 
