@@ -83,8 +83,9 @@ class Results:
         return {**head, "rows": [row.to_dict() for row in self.rows]}
 
     def to_text(self) -> str:
-        """The file's content as JSON."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+        """The file's content as JSON, which UTF-8 can hold: of a path that is no UTF-8 the odd bytes are escaped."""
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> Results:

@@ -63,6 +63,14 @@ def test_files_are_named_after_bench_device_and_day_and_never_overwritten(tmp_pa
     assert read_results(first) == results(row()) and read_results(second).rows[0].value == 1.0
 
 
+def test_a_path_that_is_no_utf8_costs_no_figures(tmp_path, monkeypatch):
+    """Python keeps the bytes of such an argument as half characters, which a file of UTF-8 does not take."""
+    monkeypatch.setattr("sys.argv", ["/bin/rorqual", "bench", "latency", b"/caf\xe9".decode("utf-8", "surrogateescape"), "caf\u00e9"])
+    told = dataclasses.replace(results(row()), command=command_line())
+    path = write_results(told, tmp_path)
+    assert read_results(path) == told and "caf\u00e9" in path.read_text(encoding="utf-8")
+
+
 def test_the_format_is_the_documented_one(tmp_path):
     value = json.loads(write_results(results(row()), tmp_path).read_text())
     assert list(value) == ["bench", "command", "date", "device", "versions", "rows"]
