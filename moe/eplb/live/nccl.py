@@ -69,6 +69,8 @@ class NcclTransport(GroupTransport):
 
     def begin(self) -> None:
         """See ``Transport``."""
+        # A thread begins on the first GPU; leaving ``aside`` would go back there, and take memory of it for a context of this process.
+        torch.cuda.set_device(self.device)
         self._stream.wait_event(self._commit)
 
     def settle(self) -> None:

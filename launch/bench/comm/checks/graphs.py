@@ -42,7 +42,7 @@ class Captured:
         torch.cuda.synchronize(device)
         party.meet()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):  # NCCL's own thread may ask for events
             self.out = run()
         party.meet()
 

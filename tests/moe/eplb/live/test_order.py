@@ -129,7 +129,10 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, log: list[Any], done: bool) -> No
         yield
         log.append("off")
 
-    cuda = SimpleNamespace(Stream=Stream, Event=Event, stream=stream, current_stream=lambda device: "steps", synchronize=lambda d: None)
+    cuda = SimpleNamespace(
+        Stream=Stream, Event=Event, stream=stream, current_stream=lambda device: "steps", synchronize=lambda device: None,
+        set_device=lambda device: log.append(("device", device.type)),
+    )  # fmt: skip
     real = torch.zeros
     monkeypatch.setattr(
         nccl, "torch", SimpleNamespace(cuda=cuda, zeros=lambda *shape, device: real(*shape), Tensor=torch.Tensor, device=torch.device)
@@ -157,7 +160,7 @@ def test_nccl_posts_both_operations_of_a_round_as_one_group_aside(monkeypatch: p
     transport.committed()
     transport.begin()
     transport.settle()
-    assert log[-2:] == [("waits for", "steps"), "synchronised"]
+    assert log[-3:] == [("device", "cpu"), ("waits for", "steps"), "synchronised"], "the thread works on the rank's own device"
 
 
 def test_nccl_gives_up_at_the_deadline_and_names_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
