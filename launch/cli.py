@@ -101,6 +101,14 @@ def parse(name: str, words: Sequence[str]) -> tuple[Runner, argparse.Namespace]:
     return run, typed
 
 
+def _leave_word(error: Exception) -> None:
+    """A rank that ends before it has met the others says so: those of other hosts would wait for it until their deadline."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        from ..parallel.grid import Grid
+
+        Grid.decline_unmet(error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -122,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except USER_ERRORS as error:
+        _leave_word(error)
         return tell(error)
     except KeyboardInterrupt:
         print("rorqual: interrupted", file=sys.stderr)

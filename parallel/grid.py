@@ -12,19 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .failure import CollectiveError, collective_error
+from .attempts import earlier_prefixes, met_nobody, next_prefix
+from .failure import CollectiveError
 from .grid_spec import GridSpec
 from .group import Group
-from .interface import choose_gloo_interface
-from .join import join
-from .muster import Roll, decline, muster
+from .join import join, meet
+from .muster import Roll, decline, decline_attempts
 from .progress import Progress
-from .roll_call import AbsentError
 from .store import Rendezvous
 from .watchdog import Watchdog
 
 __all__ = ["Grid", "GridSpec"]
-_generation = itertools.count()  # grids made by this process: keeps the store keys of one apart from those of the next
 
 
 @dataclass(kw_only=True)
@@ -42,6 +40,7 @@ class Grid:
     node_of: tuple[int, ...]  # node number of every EP rank, from 0
     progress: Progress  # what this rank is doing, for heartbeats; the engine sets progress.step
     hosts: tuple[str, ...] = ("",)  # label of every global rank's host
+    node_ranks: range = range(1)  # global ranks of this rank's host
     watchdog: Watchdog | None = None  # None when alone
     before_close: list[Callable[[], None]] = field(default_factory=list, repr=False)  # what has to let go of the groups first
     _owns_dist: bool = field(default=False, repr=False)
@@ -176,7 +175,7 @@ class Grid:
             ValueError: the job has another number of ranks than the grid, ranks differ, or the store cannot be reached.
             CollectiveError: ranks do not show up.
         """
-        prefix = _next_prefix()
+        prefix = next_prefix()
         try:
             spec.validate(int(os.environ.get("WORLD_SIZE", "1")))
             if timeout_s <= 0:
@@ -187,23 +186,22 @@ class Grid:
         if spec.world == 1:
             return cls.single(device)
         meeting = Rendezvous.from_env(timeout_s)
+        decline_attempts(meeting, earlier_prefixes(meeting.attempt))
         progress = Progress(rank=meeting.rank)
         watchdog = Watchdog(meeting, prefix, progress, deadline_s=timeout_s)
         watchdog.start()
         owns = not dist.is_initialized()
         try:
-            roll = _meet(meeting, prefix, facts or {}, timeout_s, max_skew_s, progress)
+            roll = meet(meeting, prefix, facts or {}, timeout_s, max_skew_s, progress)
             watchdog.know_hosts(roll.hosts)
-            if owns:
-                choose_gloo_interface(meeting.host, meeting.port, single_host=roll.single_host)
-            groups = join(meeting, prefix, spec, device, timeout_s, progress)
+            groups = join(meeting, prefix, spec, device, timeout_s, progress, roll=roll, watchdog=watchdog)
         except BaseException:
             watchdog.stop()
             raise
         grid = cls(
             spec=spec, rank=meeting.rank, device=device, progress=progress, watchdog=watchdog, _owns_dist=owns, hosts=roll.hosts,
             tp=groups["tp"], ep=groups["ep"], replica=groups["replica"], leaders=groups.get("leaders"), world=groups["world"],
-            node_of=_nodes_of_stage(spec, meeting),
+            node_of=_nodes_of_stage(spec, meeting.rank, roll), node_ranks=roll.node_ranks[meeting.rank],
         )  # fmt: skip
         grid.world.barrier("create")
         return grid
@@ -215,34 +213,19 @@ class Grid:
         try:
             yield
         except (ValueError, OSError) as error:
-            decline(_next_prefix(), error)
+            decline(next_prefix(), error)
             raise
 
+    @staticmethod
+    def decline_unmet(error: Exception) -> None:
+        """This process ends with ``error``: if it has met nobody yet, tell the ranks that wait for it. Never raises."""
+        if met_nobody():
+            decline(next_prefix(), error)
 
-def _next_prefix() -> str:
-    """Of the store keys of the next grid that this process makes, or declines to make."""
-    return f"rorqual/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_generation)}"
 
-
-def _nodes_of_stage(spec: GridSpec, meeting: Rendezvous) -> tuple[int, ...]:
-    """Node of every EP rank of this rank's stage, numbered from 0."""
+def _nodes_of_stage(spec: GridSpec, rank: int, roll: Roll) -> tuple[int, ...]:
+    """Node of every EP rank of the stage of ``rank``, numbered from 0."""
     size = spec.dp * spec.tp
-    first = meeting.rank // size * size
-    nodes = [rank // (spec.ranks_per_node or meeting.local_world_size) for rank in range(first, first + size)]
+    first = rank // size * size
+    nodes = [other // spec.ranks_per_node if spec.ranks_per_node else roll.node_ranks[other].start for other in range(first, first + size)]
     return tuple(sorted(set(nodes)).index(node) for node in nodes)
-
-
-def _meet(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s: float, max_skew_s: float, progress: Progress) -> Roll:
-    """``muster``, with absent ranks as a CollectiveError."""
-    ranks = range(meeting.world_size)
-    progress.resume("world", "create", ranks)
-    try:
-        return muster(meeting, prefix, facts, timeout_s, max_skew_s)
-    except AbsentError as error:
-        cause = "not all ranks met within the deadline"
-        made = collective_error(
-            cause, op="create", group="world", ranks=ranks, peers=error.missing, deadline_s=timeout_s, progress=progress
-        )
-        raise made from error
-    finally:
-        progress.leave()

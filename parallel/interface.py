@@ -43,11 +43,25 @@ def interface_towards(host: str, port: int) -> str | None:
     return next((name for name, own in interfaces() if own == address), None)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only this host itself is behind ``address``."""
+    return address.startswith("127.") or address == "::1"
+
+
+def address_elsewhere(host: str, port: int) -> str | None:
+    """The address that ``host`` is here, if another host could reach it; None if it is loopback, or no such name."""
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError:
+        return None
+    return None if is_loopback(address) else address
+
+
 def host_label(host: str, port: int) -> str:
     """This host for messages: its name and, where the job's meeting is not on loopback, its address towards it."""
     address = address_towards(host, port)
     name = socket.gethostname()
-    return name if address is None or address.startswith("127.") or address == "::1" else f"{name} ({address})"
+    return name if address is None or is_loopback(address) else f"{name} ({address})"
 
 
 def named_interface() -> tuple[str, str] | None:

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .failure import collective_error
+from .failure import CollectiveError, collective_error
 from .grid_spec import GridSpec, rank_sets
 from .group import Group
+from .interface import choose_gloo_interface
+from .muster import Roll, muster
 from .progress import Progress
+from .roll_call import AbsentError
 from .store import Rendezvous
+from .watchdog import Watchdog
 
 
-def join(meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress) -> dict[str, Group]:
-    """Connect all ranks; CollectiveError naming those that did not come."""
+def meet(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s: float, max_skew_s: float, progress: Progress) -> Roll:
+    """``muster``, with absent ranks as a CollectiveError."""
+    ranks = range(meeting.world_size)
+    progress.resume("world", "create", ranks)
+    try:
+        return muster(meeting, prefix, facts, timeout_s, max_skew_s)
+    except AbsentError as error:
+        cause = "not all ranks met within the deadline"
+        made = collective_error(
+            cause, op="create", group="world", ranks=ranks, peers=error.missing, deadline_s=timeout_s, progress=progress
+        )
+        raise made from error
+    finally:
+        progress.leave()
+
+
+def join(
+    meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress, *, roll: Roll,
+    watchdog: Watchdog,
+) -> dict[str, Group]:  # fmt: skip
+    """Connect all ranks, which have met; CollectiveError naming those that did not come.
+
+    A rank that cannot reach another tells all of it: they would wait until their deadline.
+    """
+    if not dist.is_initialized():
+        choose_gloo_interface(roll.meeting_host(meeting.host, meeting.port), meeting.port, single_host=roll.single_host)
+    try:
+        return _connect(meeting, prefix, spec, device, timeout_s, progress)
+    except CollectiveError as error:
+        watchdog.report_failure(error)
+        raise
+
+
+def _connect(
+    meeting: Rendezvous, prefix: str, spec: GridSpec, device: torch.device, timeout_s: float, progress: Progress
+) -> dict[str, Group]:
     ranks = range(spec.world)
     progress.resume("world", "create", ranks)
     try:

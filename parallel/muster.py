@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from .clocks import ask_clock, serve_clock
-from .interface import host_label
+from .interface import address_elsewhere, host_label
 from .ranges import spans
 from .roll_call import Record, call_roll, refuse
-from .store import Rendezvous
+from .store import Rendezvous, ranks_of_host
 
-PROTOCOL = 1  # of the messages between ranks; raised whenever one changes its meaning
+PROTOCOL = 2  # of the messages between ranks; raised whenever one changes its meaning
 _DECLINE_S = 5.0  # how long a rank that gives up tries to tell the others
 _SHOWN = 4  # differences that a message lists
 
@@ -31,12 +31,28 @@ class Roll:
 
     hosts: tuple[str, ...]  # label of every rank's host
     nodes: tuple[int, ...]  # number of every rank's node, as torchrun counts
+    ranks: tuple[int, ...]  # how many ranks are on every rank's node
+    address: str | None  # of the meeting as a host other than its own knows it; None where all find it on loopback
     clock_skew_s: float  # the largest difference of a host's clock from rank 0's that was seen
 
     @property
     def single_host(self) -> bool:
         """Whether all ranks were started on one node."""
         return len(set(zip(self.nodes, self.hosts, strict=True))) == 1
+
+    @property
+    def node_ranks(self) -> tuple[range, ...]:
+        """Of every rank the ranks of its node, which have consecutive numbers; nodes may have different numbers of them."""
+        found: list[range] = []
+        while len(found) < len(self.ranks):
+            first = len(found)
+            here = range(first, min(first + self.ranks[first], len(self.ranks)))
+            found += [here] * len(here)
+        return tuple(found)
+
+    def meeting_host(self, host: str, port: int) -> str:
+        """``host``, of the meeting; where it is loopback, as a name is that /etc/hosts maps so, the address that other hosts found."""
+        return host if self.address is None or address_elsewhere(host, port) else self.address
 
 
 def muster(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s: float, max_skew_s: float) -> Roll:
@@ -57,16 +73,18 @@ def muster(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s
     record: Record = {
         "host": host_label(meeting.host, meeting.port),
         "node": int(os.environ.get("GROUP_RANK", "0")),
-        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+        "ranks": ranks_of_host(meeting.world_size),
+        "address": address_elsewhere(meeting.host, meeting.port),
         "facts": {"message protocol": PROTOCOL, "torch": torch.__version__, **facts},
     }
     seen = call_roll(PrefixStore("roll", store), meeting.rank, meeting.world_size, record, _judge, timeout_s)
-    roll = Roll(hosts=tuple(h for h, _ in seen), nodes=tuple(n for _, n in seen), clock_skew_s=0.0)
+    hosts, nodes, ranks = (tuple(column) for column in zip(*seen["places"], strict=True))
+    roll = Roll(hosts=hosts, nodes=nodes, ranks=ranks, address=seen["address"], clock_skew_s=0.0)
     askers = first_of_each_host(roll)[1:]
     if not askers:
         return roll
     skew = _compare_clocks(PrefixStore("clock", store), meeting, roll, askers, timeout_s, max_skew_s)
-    return Roll(hosts=roll.hosts, nodes=roll.nodes, clock_skew_s=skew)
+    return replace(roll, clock_skew_s=skew)
 
 
 def first_of_each_host(roll: Roll) -> list[int]:
@@ -75,8 +93,8 @@ def first_of_each_host(roll: Roll) -> list[int]:
     return sorted({place: places.index(place) for place in places}.values())
 
 
-def _judge(records: Sequence[Record]) -> list[tuple[str, int]]:
-    """Host and node of every rank. Raises ValueError naming what differs."""
+def _judge(records: Sequence[Record]) -> dict[str, Any]:
+    """Host, node, and number of ranks on it, of every rank; the address of the meeting. Raises ValueError naming what differs."""
     for rank, record in enumerate(records):
         if "declined" in record:
             raise ValueError(f"rank {rank} on {record['host']}: {record['declined']}")
@@ -86,7 +104,8 @@ def _judge(records: Sequence[Record]) -> list[tuple[str, int]]:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         said = "; ".join(problems[:_SHOWN]) + more
         raise ValueError(f"the ranks of this job were not started alike: {said}. Use the same command and the same files on all nodes")
-    return [(record["host"], record["node"]) for record in records]
+    address = next((record["address"] for record in records if record["address"]), None)
+    return {"places": [(record["host"], record["node"], record["ranks"]) for record in records], "address": address}
 
 
 def _difference(name: str, records: Sequence[Record]) -> str:
@@ -130,6 +149,19 @@ def _compare_clocks(
         return max((abs(ahead) for ahead, _ in found.values()), default=0.0)
 
     return float(call_roll(PrefixStore("verdict", store), meeting.rank, meeting.world_size, {}, judge, timeout_s))
+
+
+def decline_attempts(meeting: Rendezvous, prefixes: Sequence[str]) -> None:
+    """Tell ranks that wait in an earlier attempt of this job that it has been started anew.
+
+    torchrun's agents count restarts each for itself: that of a node which came later, or whose ranks were not ready when those of
+    another one failed, is behind. Its ranks would wait for us at their own count until the deadline.
+    """
+    host = host_label(meeting.host, meeting.port)
+    said = f"torchrun has restarted this node's ranks {meeting.attempt} time(s), those of others fewer times; they have to start again too"
+    for prefix in prefixes:
+        store = PrefixStore(f"{prefix}/muster/roll", meeting.store)
+        refuse(store, meeting.rank, {"host": host, "declined": said}, f"rank {meeting.rank} on {host}: {said}")
 
 
 def decline(prefix: str, error: Exception) -> None:

@@ -32,9 +32,9 @@ class HostShare:
     whole: bool  # no rank of this one's replica is on another host
 
     @classmethod
-    def at(cls, spec: GridSpec, rank: int, ranks: int, n_layers: int) -> HostShare:
-        """Of rank ``rank`` where every host has ``ranks`` ranks of consecutive numbers (the last one perhaps fewer)."""
-        first = rank - rank % ranks
+    def at(cls, spec: GridSpec, rank: int, ranks: int, n_layers: int, *, first: int | None = None) -> HostShare:
+        """Of rank ``rank`` on a host with ``ranks`` ranks of consecutive numbers from ``first``; without it all hosts have as many."""
+        first = rank - rank % ranks if first is None else first
         here = range(first, min(first + ranks, spec.world))
         replicas = sorted({other // spec.tp % spec.dp for other in here})
         replica = rank // spec.tp % spec.dp

@@ -20,7 +20,6 @@ from ...attention.kv.host.shm import ShmBacking
 from ...attention.kv.host.topology import gpu_node
 from ...parallel.agree import together
 from ...parallel.grid import Grid
-from ...parallel.store import ranks_of_host
 from ..config import EngineConfig
 from ..sharing.place import Membership, Origin, join
 from .host_part import HostPart
@@ -75,7 +74,7 @@ def make_pools(
     Raises:
         ValueError: on every rank, when the model is dense, memory is short on one of them, or the prefix directory cannot be had.
     """
-    share = HostShare.at(grid.spec, grid.rank, ranks_of_host(grid.world.size), n_layers)
+    share = HostShare.at(grid.spec, grid.rank, len(grid.node_ranks), n_layers, first=grid.node_ranks.start)
     place = _place(grid, share)
     if config.kv_prefix_directory and config.kv_host_backing == "file":
         place = replace(place, job="")  # the directory numbers the file's pages for all engines that have it open

@@ -51,7 +51,7 @@ def _check(timeout_s: float, max_skew_s: float, *, as_json: bool) -> int:
     links = probe_links(meeting, "rorqual/preflight", roll, timeout_s)
     grid = Grid.create(GridSpec(dp=meeting.world_size), device, timeout_s)
     collectives, pairs = time_collectives(grid), time_pairs(grid)
-    interface = own_address(meeting)
+    interface = own_address(meeting, roll)
     grid.close()
     slow = slow_pairs(pairs, roll.hosts)
     if meeting.rank == 0:

@@ -32,7 +32,7 @@ class Link:
     error: str  # why there is none, else empty
 
 
-def own_address(meeting: Rendezvous) -> tuple[str, str]:
+def own_address(meeting: Rendezvous, roll: Roll) -> tuple[str, str]:
     """(interface, address) on which this host's ranks will listen: GLOO_SOCKET_IFNAME's, else that towards the meeting.
 
     Raises:
@@ -41,7 +41,7 @@ def own_address(meeting: Rendezvous) -> tuple[str, str]:
     named = named_interface()
     if named is not None:
         return named
-    address = address_towards(meeting.host, meeting.port) or "127.0.0.1"
+    address = address_towards(roll.meeting_host(meeting.host, meeting.port), meeting.port) or "127.0.0.1"
     return next((name for name, own in interfaces() if own == address), "?"), address
 
 
@@ -56,7 +56,7 @@ def probe_links(meeting: Rendezvous, prefix: str, roll: Roll, timeout_s: float) 
     mine: Record = {}
     echo = None
     if meeting.rank in leaders:
-        interface, address = own_address(meeting)
+        interface, address = own_address(meeting, roll)
         echo = _Echo(address)
         mine = {"interface": interface, "address": address, "port": echo.port}
     try:

@@ -52,6 +52,14 @@ def test_layers_of_the_stages_on_a_host():
     assert HostShare.at(spec, 5, 8, 9).layers == range(9) and HostShare.at(spec, 7, 2, 9).layers == range(6, 9)
 
 
+def test_hosts_of_different_sizes():
+    spec = GridSpec(dp=3)  # ranks 0 on one host, 1 and 2 on another
+    shares = [HostShare.at(spec, rank, ranks, 5, first=first) for rank, ranks, first in ((0, 1, 0), (1, 2, 1), (2, 2, 1))]
+    assert [(share.first, share.ranks, share.member, share.parts, share.part) for share in shares] == [
+        (0, 1, 0, 1, 0), (1, 2, 0, 2, 0), (1, 2, 1, 2, 1),
+    ]  # fmt: skip
+
+
 def test_ranks_of_a_host(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert ranks_of_host(8) == 8

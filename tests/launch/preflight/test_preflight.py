@@ -87,7 +87,7 @@ def test_a_link_that_does_not_work_is_named_on_all_ranks() -> None:
 def test_links_use_the_interface_that_gloo_will_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several names the first that this host has, as the ranks' own connections do."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99,lo")
-    assert links.own_address(None) == ("lo", "127.0.0.1")  # type: ignore[arg-type]
+    assert links.own_address(None, None) == ("lo", "127.0.0.1")  # type: ignore[arg-type]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=eth99 names no interface with an address; this host has "):
-        links.own_address(None)  # type: ignore[arg-type]
+        links.own_address(None, None)  # type: ignore[arg-type]
