@@ -67,7 +67,7 @@ def test_every_flag_of_the_guides_exists(capsys: pytest.CaptureFixture[str]) -> 
             cli.main([*name.split(), "--help"])
         helps.append(capsys.readouterr().out)
     known = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", " ".join(helps)))
-    foreign = {"--requeue", "--nproc-per-node"}  # Slurm's and torchrun's
+    foreign = {"--requeue", "--nproc-per-node", "--max-restarts"}  # Slurm's and torchrun's
     for page in GUIDES:
         text = re.sub(r"`python -m tests\.[^`]*`", "", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
         shown = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w.-])", text))
