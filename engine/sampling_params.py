@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from .grammar.structured import StructuredOutputsParams
@@ -119,7 +119,7 @@ class SamplingParams:
 
     def to_wire(self) -> dict[str, Any]:
         """A dict of plain values for JSON; fields at their default are left out."""
-        values = asdict(self)
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values["stop"], values["stop_token_ids"] = list(self.stop_strings), list(self.stop_ids)
         values["logit_bias"] = [list(pair) for pair in self.biases]
         values["structured_outputs"] = None if self.structured_outputs is None else self.structured_outputs.to_wire()
@@ -172,7 +172,8 @@ def _biases(bias: Any) -> tuple[tuple[int, float], ...]:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not isinstance(token, int) or isinstance(token, bool) or token < 0 or not number or token in found:
             raise ValueError(f"logit_bias must map token ids, integers of 0 or more, each once, to numbers, found {pair!r}")
-        _check_float(f"logit_bias of token {token}", value, lambda x: -100 <= x <= 100, "from -100 to 100")
+        if not -100 <= value <= 100:  # so that the message is made for a wrong one only: there may be many
+            _check_float(f"logit_bias of token {token}", value, lambda x: -100 <= x <= 100, "from -100 to 100")
         found[token] = float(value)
     return tuple(sorted(found.items()))
 

@@ -15,7 +15,7 @@ from ..plan import StepPlan
 from ..request import Request
 from ..text.tokenizer import Tokenizer
 from .library import reason, token_info, xgrammar
-from .matcher import Mask, Matcher, mask_words
+from .matcher import Mask, Matcher, Spent, mask_words
 
 #: bytes of compiled grammars that are kept beyond the requests that have them
 _KEPT_BYTES = 256 << 20
@@ -36,6 +36,7 @@ class Guides:
         self._info: Any = None
         self._preparing = threading.Lock()
         self._kept: OrderedDict[str, Any] = OrderedDict()  # text -> compiled grammar, the least recently used first
+        self._spent: dict[str, Spent] = {}  # text -> time that its requests take, while it is kept
         self._named: dict[str, str] = {}  # name -> text
         self._matchers: dict[str, Matcher] = {}  # by request id
 
@@ -72,7 +73,11 @@ class Guides:
 
     def drop(self, name: str) -> None:
         """They do not any more; those that have it go on."""
-        self._kept.pop(self._named.pop(name, ""), None)
+        self._forget(self._named.pop(name, ""))
+
+    def _forget(self, text: str) -> None:
+        self._kept.pop(text, None)
+        self._spent.pop(text, None)
 
     def check(self, grammar: str) -> None:
         """Refuse a compiled grammar (or name of one) that is none, or one for other tokens than this engine's.
@@ -110,7 +115,8 @@ class Guides:
             inner = xgrammar().GrammarMatcher(compiled, override_stop_tokens=ends)
         except RuntimeError as error:
             raise ValueError(f"the grammar cannot be followed: {error}") from None
-        self._matchers[request.request_id] = Matcher(inner, self._vocab_size, ends=ends, held=request.params.min_tokens)
+        spent = self._spent.setdefault(self._named.get(request.grammar, request.grammar), Spent())
+        self._matchers[request.request_id] = Matcher(inner, self._vocab_size, ends=ends, held=request.params.min_tokens, spent=spent)
 
     def leave(self, request_id: str) -> None:
         """A request has ended."""
@@ -150,7 +156,7 @@ class Guides:
         spent = time.monotonic() - start
         if spent > self._mask_seconds:
             return f"the grammar took {spent:.1f} s to tell what may come next, more than the {self._mask_seconds:g} s it has; simplify it"
-        return None if some else "the grammar leaves no token that may come next"
+        return matcher.spent.problem if some else "the grammar leaves no token that may come next"
 
     def accept(self, request: Request, token: int) -> tuple[bool, str | None]:
         """Take a token that ``request`` got: whether its grammar is through now, and what is wrong, if anything."""
@@ -175,6 +181,6 @@ class Guides:
                 raise ValueError(f"the compiled grammar does not fit this engine: {reason(error)}") from None
             self._kept[grammar] = found
             while len(self._kept) > 1 and sum(map(len, self._kept)) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
+                self._forget(next(iter(self._kept)))
         self._kept.move_to_end(grammar)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,12 +24,41 @@ def clear(mask: Mask, ids: Sequence[int]) -> None:
         bits[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
 
+#: seconds of this thread that one grammar may take beyond those that it gets: for each token, and for each second that passes
+_SPARE_S, _TOKEN_S, _SHARE = 0.5, 0.005, 0.01
+
+
+class Spent:
+    """Time that the requests of one grammar took. An ambiguous grammar takes longer for each token than for the one before."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # beyond what it gets
+        self._last = time.monotonic()
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """``seconds`` (of ``time.thread_time``) for ``tokens``."""
+        now = time.monotonic()
+        self._seconds = max(0.0, self._seconds + seconds - _TOKEN_S * tokens - _SHARE * (now - self._last))
+        self._last = now
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong if it took too long."""
+        if self._seconds <= _SPARE_S:
+            return None
+        return f"the grammar takes far more than {1000 * _TOKEN_S:g} ms a token to follow and would hold up other requests; simplify it"
+
+
 class Matcher:
     """Where a request is in its grammar, and what may come next."""
 
-    def __init__(self, inner: Any, vocab_size: int, *, ends: Sequence[int], held: int = 0) -> None:
-        """``inner``: xgrammar's matcher. ``ends``: tokens that end the request. ``held``: tokens before which they should not come."""
+    def __init__(self, inner: Any, vocab_size: int, *, ends: Sequence[int], held: int = 0, spent: Spent | None = None) -> None:
+        """``inner``: xgrammar's matcher. ``ends``: tokens that end the request. ``held``: tokens before which they should not come.
+
+        ``spent``: of all requests with this grammar.
+        """
         self._inner = inner
+        self.spent = Spent() if spent is None else spent
         self.ends = ends
         self._held = held
         self._accepted = 0
@@ -44,8 +74,10 @@ class Matcher:
 
         End tokens are held back where the text may go on and is shorter than its minimum.
         """
+        start = time.thread_time()
         # The library says whether the mask matters; it always does: ids without a token are forbidden too.
         self._inner.fill_next_token_bitmask(mask[None], 0)
+        self.spent.add(time.thread_time() - start, 0)
         mask.view(np.uint32)[-1] &= self._last
         if self._accepted < self._held:
             whole = mask.copy()
@@ -57,4 +89,7 @@ class Matcher:
     def accept(self, token: int) -> bool:
         """Take a token that was sampled; False when the grammar does not have it there."""
         self._accepted += 1
-        return bool(self._inner.accept_token(token))
+        start = time.thread_time()
+        taken = bool(self._inner.accept_token(token))
+        self.spent.add(time.thread_time() - start, 1)
+        return taken

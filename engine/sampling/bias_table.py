@@ -16,6 +16,15 @@ NO_BIASES = np.zeros((0, 3), dtype=np.float64)
 Upload = Callable[[Mapping[str, NDArray[Any]]], dict[str, torch.Tensor]]
 
 
+def by_slot(rows: NDArray[Any]) -> dict[int, NDArray[Any]]:
+    """Rows by the slot in their first column, in the order they have; in one pass, however many slots there are."""
+    if len(rows) == 0:
+        return {}
+    ordered = rows[np.argsort(rows[:, 0], kind="stable")]
+    ends = np.flatnonzero(np.diff(ordered[:, 0])) + 1
+    return {int(group[0, 0]): group for group in np.split(ordered, ends)}
+
+
 class BiasTable:
     """One row per slot: ``ids`` int64 [S, B] (-1 padded) and ``values`` fp32 [S, B]; B grows with the widest request."""
 
@@ -31,12 +40,12 @@ class BiasTable:
         self.host[slots] = False
         if len(new) == 0 and not stale:
             return
-        owners = new[:, 0].astype(np.int64)
-        self._widen(int(np.bincount(owners).max(initial=0)))
+        groups = by_slot(new)
+        self._widen(max(map(len, groups.values()), default=0))
         ids = np.full((len(slots), self.ids.shape[1]), -1, dtype=np.int64)
         values = np.zeros(ids.shape, dtype=np.float32)
         for place, slot in enumerate(slots.tolist()):
-            rows = new[owners == slot]
+            rows = groups.get(slot, NO_BIASES)
             ids[place, : len(rows)], values[place, : len(rows)] = rows[:, 1], rows[:, 2]
             self.host[slot] = len(rows) > 0
         found = upload({"slots": slots.astype(np.int64), "ids": ids, "values": values})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...parallel.debug import debugging
 from ..plan import FLOAT_COLUMNS, INT_COLUMNS
 from ..sampling_params import GREEDY_TEMPERATURE, MAX_INT, SamplingParams
-from .bias_table import NO_BIASES, BiasTable, Upload
+from .bias_table import NO_BIASES, BiasTable, Upload, by_slot
 
 _NO_BANS = np.zeros((0, 3), dtype=np.int64)
 
@@ -103,7 +103,7 @@ class SamplerTable:
         self.host_banned[slots] = False
         if len(new_bans) == 0 and not stale:
             return None
-        grouped = {int(slot): new_bans[new_bans[:, 0] == slot] for slot in np.unique(new_bans[:, 0])}
+        grouped = by_slot(new_bans)
         extra = max((len(rows) for rows in grouped.values()), default=0) - self.ban_ids.shape[1]
         if extra > 0:
             self.ban_ids = torch.nn.functional.pad(self.ban_ids, (0, extra), value=-1)

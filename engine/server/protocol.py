@@ -17,6 +17,12 @@ log = logging.getLogger("rorqual.server")
 
 #: bytes of request line and headers together; also of what a request has beside head and body: trailers, extensions of chunks
 MAX_HEAD_BYTES = 64 * 1024
+#: requests of one connection whose answers are not complete. A client that sends more without waiting would fill memory with them
+MOST_PIPELINED = 128
+
+
+class _Flood(Exception):
+    """A connection has too many requests open; the parser stops, and the connection is closing."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -63,8 +69,9 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             while data:
                 data = self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError:  # also what a callback raised
+            if not self.transport.is_closing():
+                self.send_400_response("Invalid HTTP request received.")
         if self._idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             text = f"the head of the request, or what follows its body, has more than {MAX_HEAD_BYTES} bytes"
             self._refuse(ApiError(431, text, code="head_too_large"))
@@ -120,8 +127,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._idle_bytes = 0
         self._cancel_timer()
-        super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(self._cycles) >= MOST_PIPELINED:
+            text = f"{MOST_PIPELINED} requests of this connection wait for their answers; wait for some, or open more connections"
+            self._refuse(ApiError(400, text, code="too_many_pipelined"))
+            raise _Flood
+        super().on_headers_complete()
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:

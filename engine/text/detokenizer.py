@@ -103,6 +103,7 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._tokens = 0
         self._held = ""
+        self._longest = [0] * len(self._stops)  # of each stop string: no longer beginning of it can end the text so far
         self._stop: str | None = None
 
     def push(self, token_id: int) -> Piece:
@@ -136,7 +137,7 @@ class Detokenizer:
                 self._held = ""
                 end = start + len(self._stop) if self._include_stop else start
                 return Piece(text=text[:end], stop=self._stop)
-        cut = len(text) - _held_length(text, self._stops)
+        cut = len(text) - _held_length(text, len(new), self._stops, self._longest)
         self._held = text[cut:]
         return Piece(text=text[:cut])
 
@@ -154,12 +155,17 @@ def first_stop(text: str, stops: Sequence[str], old: int = 0) -> tuple[int, str]
     return None if best is None else (best[1], best[2])
 
 
-def _held_length(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` that is a beginning of a stop string, but not all of it."""
-    longest = 0
-    for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:length]):
-                longest = length
-                break
-    return longest
+def _held_length(text: str, n_new: int, stops: Sequence[str], longest: list[int]) -> int:
+    """Length of the longest end of ``text``, whose last ``n_new`` characters are new, that is a beginning of a stop string, not all of it.
+
+    ``longest`` has a bound for each stop string before these characters, and is brought up to date. A bound grows by a character at a time
+    and every look lowers it: however long stop strings are, there are about as many looks as characters.
+    """
+    held = 0
+    for place, stop in enumerate(stops):
+        length = min(longest[place] + n_new, len(stop) - 1, len(text))
+        while length > held and not text.endswith(stop[:length]):
+            length -= 1
+        longest[place] = length
+        held = max(held, length)
+    return held

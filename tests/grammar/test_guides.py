@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rorqual.engine.grammar.guides import Guides
 from rorqual.engine.grammar.library import spellings
+from rorqual.engine.grammar.matcher import Spent
 from rorqual.engine.plan import StepPlan
 from tests.grammar.words import END, END2, SPECIAL, VOCAB, WORDS, Words, compiled, guides, ids, request, text_of
 
@@ -121,6 +123,37 @@ def test_a_grammar_that_takes_too_long_ends_its_request_and_not_the_others():
     found.enter(one)
     ((_, why),) = found.mask(plan_of(True), [one])
     assert "more than the 0 s" in why
+
+
+def test_a_grammar_that_takes_longer_and_longer_ends_its_requests_and_not_the_others():
+    """Each token of an ambiguous grammar takes longer than the one before: this one took a second for a token after a thousand."""
+    found = guides()
+    text = compiled(grammar='root ::= root root | "a" | "b"')
+    slow, second, other = request(text, name="slow"), request(text, name="second"), request(compiled(regex="a*"), name="other")
+    for one in (slow, second, other):
+        found.enter(one)
+    a, done = ids("a")[0], 0
+    while not (failed := found.mask(plan_of(True, True), [slow, other])) and done < 2000:
+        assert found.accept(slow, a) == found.accept(other, a) == (False, None)
+        done += 1
+    assert [(one.request_id, "far more than 5 ms a token" in why) for one, why in failed] == [("slow", True)], done
+    assert 50 < done < 1500
+    # time is the grammar's: more requests with it get no more
+    assert [one.request_id for one, _ in found.mask(plan_of(True, True), [second, other])] == ["second"]
+
+
+def test_time_that_a_grammar_took_is_forgotten(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("rorqual.engine.grammar.matcher.time", SimpleNamespace(monotonic=lambda: now[0]))
+    spent = Spent()
+    for _ in range(1000):
+        spent.add(0.004, 1)  # slow, but what each token has
+    assert spent.problem is None
+    spent.add(0.7, 1)
+    assert spent.problem is not None
+    now[0] += 60.0
+    spent.add(0.0, 0)
+    assert spent.problem is None
 
 
 def test_requests_leave():

@@ -1,8 +1,14 @@
 """/v1/completions through the official client."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from rorqual.engine.sampling_params import SamplingParams
+from rorqual.engine.server.openai.completions import _params
+from rorqual.engine.server.openai.prepare import submits
+from rorqual.engine.server.openai.requests import CompletionRequest
 from rorqual.engine.text.detokenizer import Detokenizer
 from rorqual.engine.text.tokenizer import Tokenizer
 from tests.server.fake_engine import TINY
@@ -53,6 +59,32 @@ def test_prompts_as_ids(served):
     two = client.completions.create(model="tiny", prompt=[[10, 11, 12], [13]], max_tokens=4)
     assert [c.text for c in two.choices] == [served.engine.expected_text(p, 4) for p in ([10, 11, 12], [13])]
     assert two.usage.prompt_tokens == 4
+
+
+def test_the_prompt_is_read_once_for_all_its_completions(served, monkeypatch):
+    tokenizer, prompt = served.process.state.texts.tokenizer, [10, 11, 12] * 20
+    asked = {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1, "n": 16}
+    calls, decode = [], tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **how: calls.append(len(ids)) or decode(ids, **how))
+    with served.http() as client:
+        whole = client.post("/v1/completions", json=asked)
+        assert whole.status_code == 200 and 1 <= calls.count(len(prompt)) <= 3, calls
+        offsets = [choice["logprobs"]["text_offset"] for choice in whole.json()["choices"]]
+        assert len(offsets) == 16 and all(found[: len(prompt)] == offsets[0][: len(prompt)] for found in offsets)
+        calls.clear()
+        stream = client.post("/v1/completions", json={**asked, "stream": True})
+        assert stream.status_code == 200 and stream.content.endswith(b"[DONE]\n\n") and 1 <= calls.count(len(prompt)) <= 3, calls
+
+
+def test_parameters_are_read_once_for_all_prompts():
+    """Those of a request with many prompts and many biases took seconds."""
+    asked = CompletionRequest(prompt="x", logit_bias={str(token): 1.0 for token in range(1024)})
+    job = SimpleNamespace(request=asked, prompts=[[1] * n for n in range(1, 101)], made=1, n=1, top=None)
+    params = _params(SimpleNamespace(defaults={}), SimpleNamespace(max_model_len=110), job)
+    assert [param.max_tokens for param in params] == [min(16, 110 - n) for n in range(1, 101)]
+    assert len({id(param) for param in params}) == 7  # 16 tokens of room, and 15 to 10
+    messages = asyncio.run(submits("x", job.prompts, params, SimpleNamespace(vocab_size=2000), priority=0, grammar=None, dp_rank=None))
+    assert [message.params for message in messages] == [param.to_wire() for param in params]
 
 
 def test_every_parameter_reaches_the_engine(served):

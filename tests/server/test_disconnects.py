@@ -70,6 +70,17 @@ def test_many_leave_at_random_moments():
         assert served.openai().completions.create(model="tiny", prompt="x", max_tokens=3).usage.completion_tokens == 3
 
 
+def test_an_id_that_no_request_can_have_is_not_passed_on(served):
+    """The engine would get it for each prompt that the request might have."""
+    with served.http() as client:
+        for names in ("x" * 161, ["cmpl-mine", "x" * 100_000]):
+            answer = client.post("/abort", json={"request_id": names})
+            assert answer.status_code == 400 and "160" in answer.json()["error"]["message"]
+        assert not served.engine.aborts
+        assert client.post("/abort", json={"request_id": "chatcmpl-" + "x" * 128}).status_code == 200
+        served.engine.wait(lambda: served.engine.aborts, "an id of usual length is passed on")
+
+
 def test_abort_by_id_ends_the_request_with_what_there_is(served):
     engine = served.engine
     engine.delay = 0.03

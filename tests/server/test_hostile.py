@@ -54,6 +54,21 @@ def test_what_follows_a_body_says_nothing_and_is_bounded(strict):
     assert got.startswith(b"HTTP/1.1 431") or got == b"", got[:100]
 
 
+@pytest.mark.parametrize("first", [b"", head(len(BODY)) + BODY], ids=["quick", "behind a slow one"])
+def test_more_requests_than_one_connection_may_have_open(strict, first):
+    """They are not kept until their turn comes: a flood of them would fill memory."""
+    engine = strict.engine
+    engine.delay = 0.5
+    try:
+        got = talk(strict, first + b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 5000)
+        # the last of what is said; a reset of the connection may have lost it
+        assert got.count(b"HTTP/1.1 200") <= 200 and (got == b"" or got.count(b"HTTP/1.1 400") == 1)
+        good = talk(strict, (b"GET /ping HTTP/1.1\r\nHost: x\r\n" + b"\r\n") * 100 + b"GET /ping HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n")
+        assert good.count(b"HTTP/1.1 200") == 101
+    finally:
+        engine.delay = 0.0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_behind_another_on_a_connection_that_is_lost(strict, stream):
     engine = strict.engine

@@ -170,6 +170,30 @@ def test_cost_of_a_token_does_not_grow() -> None:
         assert seconds(32000) < 32 * short * 6 + 0.05
 
 
+@given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=12), min_size=1, max_size=5), st.data())
+@settings(max_examples=400, deadline=None)
+def test_no_more_text_waits_than_may_be_a_stop_string(text: str, stops: list[str], data: st.DataObject) -> None:
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop=stops, min_tokens=100, max_tokens=100))
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12))), len(text)]
+    shown = so_far = ""
+    for a, b in zip(cuts, cuts[1:], strict=False):
+        for token in encode(text[a:b]):
+            shown += detokenizer.push(token).text
+        so_far = text[:b]
+        waits = max(n for stop in stops for n in range(len(stop)) if so_far.endswith(stop[:n]))
+        assert shown == so_far[: len(so_far) - waits]
+
+
+def test_many_long_stop_strings_cost_little() -> None:
+    """Where each was tried at every length for every token, these took some 20 s."""
+    others = [chr(0x4E00 + i) * 1024 for i in range(63)]
+    detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop=[*others, "a" * 1023 + "b"], max_tokens=4000))
+    token = encode("a")[0]
+    start = time.perf_counter()
+    shown = "".join(detokenizer.push(token).text for _ in range(3000))
+    assert shown == "a" * (3000 - 1023) and time.perf_counter() - start < 5.0
+
+
 def byte_fallback_tokenizer() -> Tokenizer:
     """A SentencePiece-like vocabulary: "▁" for spaces, and bytes for unknown characters."""
     words = ["<unk>", "<s>", "▁Hello", "▁world", "▁a", "b", ",", "▁"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rorqual.engine.sampling.bias_table import bias_rows
+from rorqual.engine.sampling.bias_table import bias_rows, by_slot
 from rorqual.engine.sampling.logprobs import gather_logprobs
 from rorqual.engine.sampling.noise import uniform
 from rorqual.engine.sampling.sampler import SampleResult, draw, sample
@@ -394,3 +394,10 @@ def test_ordering_the_likeliest_first_changes_nothing(monkeypatch: pytest.Monkey
         assert found[0] == found[1] == found[2] == found[3]
         noise = uniform(bench.table.seed[bench.slots], bench.lengths).tolist()
         assert found[0] == [slow_draw(rounded[i].numpy(), p, noise[i]) for i, p in enumerate(params)]
+
+
+def test_rows_by_slot():
+    rows = np.array([[3, 1, 7], [0, 2, 8], [3, 0, 9], [1, 5, 5], [0, 1, 1]])
+    found = {slot: group.tolist() for slot, group in by_slot(rows).items()}
+    assert found == {3: [[3, 1, 7], [3, 0, 9]], 0: [[0, 2, 8], [0, 1, 1]], 1: [[1, 5, 5]]}
+    assert by_slot(rows[:0]) == {} and {slot: len(group) for slot, group in by_slot(rows[:1]).items()} == {3: 1}

@@ -19,7 +19,7 @@ from ..texts import Texts
 from .completion_answer import stream_completion, whole_completion
 from .generation import Generation, check_ids, mixed_prompts
 from .logprobs import Spelling
-from .offsets import Offsets
+from .offsets import NO_PROMPT, Offsets, Start, start_of
 from .prepare import cut_prompt, grammar_of, request_name, submits, wanted_rank
 from .requests import CompletionRequest
 from .sampling import room_for, sampling_of
@@ -37,6 +37,7 @@ class CompletionJob:
     texts: Texts
     prompts: list[list[int]]
     shown: list[str]  # the prompts as text, for echo
+    starts: list[Start]  # of their tokens, for echo with log-probabilities
     n: int  # completions of a prompt that are returned
     made: int  # that are made: best_of
     top: int | None  # log-probabilities asked for
@@ -48,11 +49,8 @@ class CompletionJob:
 
     def offsets(self, prompt: int) -> Offsets:
         """Places of the tokens in the text of a completion of the prompt number ``prompt``."""
-        echo = bool(self.request.echo)
-        return Offsets(
-            self.texts, keep_special=self.request.skip_special_tokens is False,
-            prompt=self.prompts[prompt] if echo else (), shown=self.shown[prompt] if echo else "",
-        )  # fmt: skip
+        start = self.starts[prompt] if self.starts else NO_PROMPT
+        return Offsets(self.texts, keep_special=self.request.skip_special_tokens is False, start=start)
 
 
 async def completions(request: Request) -> Response:
@@ -65,7 +63,7 @@ async def completions(request: Request) -> Response:
     job = await _job(state, welcome, texts, asked, model)
     name = request_name("cmpl", asked, request.headers)
     grammar = await grammar_of(state, asked, len(data))
-    params = [_params(state, welcome, job, ids) for ids in job.prompts]
+    params = _params(state, welcome, job)
     messages = await submits(
         name, job.prompts, params, welcome,
         priority=asked.priority or 0, grammar=grammar, dp_rank=wanted_rank(request.headers, welcome),
@@ -95,10 +93,15 @@ async def _job(state: ServerState, welcome: Welcome, texts: Texts, asked: Comple
     if asked.max_tokens == 0 and not asked.echo:
         raise ApiError(400, "max_tokens is 0: only with echo does that ask for anything", param="max_tokens")
     prompts = await _prompts(asked, texts, welcome, made, state.config.max_completions)
+    shown = await _shown(asked, prompts, texts)
+    starts: list[Start] = []
+    for ids, text in zip(prompts, shown, strict=True) if asked.echo and asked.logprobs is not None else ():
+        await asyncio.sleep(0)  # many prompts do not hold up the others' streams
+        starts.append(await start_of(texts, ids, text))
     options = asked.stream_options
     as_ids = state.config.return_tokens_as_token_ids if asked.return_tokens_as_token_ids is None else asked.return_tokens_as_token_ids
     return CompletionJob(
-        request=asked, model=model, texts=texts, prompts=prompts, shown=_shown(asked, prompts, texts), n=n, made=made,
+        request=asked, model=model, texts=texts, prompts=prompts, shown=shown, starts=starts, n=n, made=made,
         top=asked.logprobs, silent=asked.max_tokens == 0, spelling=Spelling(texts, as_ids or texts.tokenizer is None),
         include_usage=bool(options and options.include_usage), usage_always=bool(options and options.continuous_usage_stats),
         ids_too=bool(asked.return_token_ids) or texts.tokenizer is None,
@@ -132,7 +135,7 @@ async def _prompts(asked: CompletionRequest, texts: Texts, welcome: Welcome, mad
     return found
 
 
-def _shown(asked: CompletionRequest, prompts: list[list[int]], texts: Texts) -> list[str]:
+async def _shown(asked: CompletionRequest, prompts: list[list[int]], texts: Texts) -> list[str]:
     """The prompts as text, for echo."""
     if not asked.echo:
         return []
@@ -140,14 +143,29 @@ def _shown(asked: CompletionRequest, prompts: list[list[int]], texts: Texts) -> 
         return [asked.prompt]
     if asked.prompt and all(isinstance(p, str) for p in asked.prompt) and not asked.truncate_prompt_tokens:
         return [str(p) for p in asked.prompt]
-    return ["" if texts.tokenizer is None else texts.decode(ids) for ids in prompts]
+    if texts.tokenizer is None:
+        return [""] * len(prompts)
+    found = []
+    for ids in prompts:
+        await asyncio.sleep(0)  # many prompts do not hold up the others' streams
+        found.append(await texts.decode_long(ids, skip_special_tokens=True))
+    return found
 
 
-def _params(state: ServerState, welcome: Welcome, job: CompletionJob, ids: list[int]) -> SamplingParams:
-    """How one prompt is sampled."""
+def _params(state: ServerState, welcome: Welcome, job: CompletionJob) -> list[SamplingParams]:
+    """How each prompt is sampled. Prompts differ in the room that they leave only: what is alike is made, and checked, once."""
+    asked, found, made = job.request, [], dict[int, SamplingParams]()
+    for ids in job.prompts:
+        room = room_for(len(ids), asked.max_tokens, welcome.max_model_len, DEFAULT_MAX_TOKENS, "max_tokens")
+        if room not in made:
+            made[room] = _params_of(state, job, room)
+        found.append(made[room])
+    return found
+
+
+def _params_of(state: ServerState, job: CompletionJob, max_tokens: int) -> SamplingParams:
     asked = job.request
-    more: dict[str, Any] = {"max_tokens": room_for(len(ids), asked.max_tokens, welcome.max_model_len, DEFAULT_MAX_TOKENS, "max_tokens")}
-    more["n"] = job.made
+    more: dict[str, Any] = {"max_tokens": max_tokens, "n": job.made}
     if job.top is not None or job.made > job.n:
         more["logprobs"] = job.top or 0
     if asked.echo and job.top is not None and asked.prompt_logprobs is None:

@@ -95,17 +95,20 @@ async def submits(
     """
     now = time.time()
     found = []
+    written: dict[int, dict[str, Any]] = {}  # by identity: those of many prompts are one object
     for place, (ids, param) in enumerate(zip(prompts, params, strict=True)):
         if place:
             await asyncio.sleep(0)  # many prompts do not hold up the others' streams
-        try:
-            param.check_vocabulary(welcome.vocab_size)
-        except ValueError as error:
-            raise bad(error, str(error).split(" ")[0]) from None
+        if id(param) not in written:
+            try:
+                param.check_vocabulary(welcome.vocab_size)
+            except ValueError as error:
+                raise bad(error, str(error).split(" ")[0]) from None
+            written[id(param)] = param.to_wire()
         found.append(
             Submit(
                 request_id=name if len(prompts) == 1 else f"{name}-{place}", prompt=pack_ids(ids, welcome.vocab_size),
-                params=param.to_wire(), priority=priority, grammar=grammar, dp_rank=dp_rank, at=now,
+                params=written[id(param)], priority=priority, grammar=grammar, dp_rank=dp_rank, at=now,
             )
         )  # fmt: skip
     return found

@@ -33,8 +33,9 @@ def check_tool_choice(tools: Sequence[dict[str, Any]], tool_choice: str | dict[s
         if tool_choice == "required" and not tools:
             raise ValueError("tool_choice 'required' needs tools, and the request has none")
         return
+    known = set(names)
     for wanted in _wanted(tool_choice):
-        if wanted not in names:
+        if wanted not in known:
             raise ValueError(f"tool_choice asks for the function {wanted!r}, but tools has {', '.join(names[:50]) or 'none'}")
 
 

@@ -15,6 +15,8 @@ from ..state import ServerState
 
 #: prompts of one request that /abort reaches by the request's id when another HTTP process has it
 MOST_NAMED = 64
+#: characters of a request's id: those that a client may give, with what the routes put before and behind them
+MOST_ID_CHARACTERS = 160
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -45,6 +47,9 @@ async def abort(request: Request) -> Response:
         raise ApiError(400, "nothing to abort: give request_id (one or a list), or abort_all", param="request_id")
     if len(names) > 1000:
         raise ApiError(400, f"request_id has {len(names)} ids; at most 1000 are taken", param="request_id")
+    if (longest := max(map(len, names), default=0)) > MOST_ID_CHARACTERS:
+        text = f"request_id has an id of {longest} characters; ids have at most {MOST_ID_CHARACTERS}"
+        raise ApiError(400, text, param="request_id")
     parts = [f"{name}-{place}" for name in names for place in range(MOST_NAMED)]
     state.client.ask_abort(names + parts, everything=bool(asked.abort_all))
     return _json({"status": "ok"})

@@ -141,7 +141,7 @@ class DeepseekV3Parser(SectionParser):
 
     def _name(self) -> bool:
         """The line with the name (V3), unless the arguments come at once: then the function is called "function" (V3.1)."""
-        line = self._held.lstrip()
+        line = self._held = self._held.lstrip()  # blanks are not looked at again with all that follows
         if not line:
             return False
         if line.startswith("{"):

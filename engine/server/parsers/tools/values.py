@@ -24,7 +24,7 @@ class ArgumentWriter:
         self._text: bool | None = None  # how the value is written; None: not known yet
         self._waiting: list[str] = []
         self._checked = False
-        self._blank = ""  # white space behind JSON, left out unless more JSON follows
+        self._blanks: list[str] = []  # white space behind JSON, left out unless more JSON follows
 
     @property
     def empty(self) -> bool:
@@ -35,7 +35,7 @@ class ArgumentWriter:
         """A parameter; ``text``: True for a string, False for any other JSON, None when its form must tell."""
         self._calls.arguments((", " if self._opened else "{") + json.dumps(name, ensure_ascii=False) + ": ")
         self._opened = True
-        self._text, self._waiting, self._checked, self._blank = text, [], False, ""
+        self._text, self._waiting, self._checked, self._blanks = text, [], False, []
         if text:
             self._calls.arguments('"')
 
@@ -56,9 +56,9 @@ class ArgumentWriter:
             return
         kept = piece.rstrip()
         if kept:
-            self._calls.arguments(self._blank + kept)
-            self._blank = ""
-        self._blank += piece[len(kept) :]
+            self._calls.arguments("".join(self._blanks) + kept)
+            self._blanks = []
+        self._blanks.append(piece[len(kept) :])
 
     def end(self) -> None:
         """The value is complete."""
