@@ -135,3 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rorqual: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        _leave_word(RuntimeError(f"{type(error).__name__}: {error}"))
+        raise

@@ -25,7 +25,7 @@ def clear(mask: Mask, ids: Sequence[int]) -> None:
 
 
 #: seconds of this thread that one grammar may take beyond those that it gets: for each token, and for each second that passes
-_SPARE_S, _TOKEN_S, _SHARE = 0.5, 0.005, 0.01
+_SPARE_S, _TOKEN_S, _SHARE = 1.0, 0.01, 0.01
 
 
 class Spent:

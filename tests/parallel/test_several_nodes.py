@@ -60,7 +60,7 @@ def restarted(counts: list[int]) -> tuple[str, float]:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(count)
     begin = time.monotonic()
     try:
-        Grid.create(GridSpec(dp=2), CPU, 4.0 if count == max(counts) else 60.0).close()
+        Grid.create(GridSpec(dp=2), CPU, 4.0 if count > min(counts) else 60.0).close()
     except (ValueError, CollectiveError) as error:
         return str(error), time.monotonic() - begin
     return "met", 0.0
@@ -74,11 +74,20 @@ def test_ranks_of_an_agent_with_fewer_restarts_end_at_once(behind: int) -> None:
     assert run_ranks(restarted, 2, [2, 2]) == [("met", 0.0)] * 2
 
 
-def wrong_command(bad: int) -> tuple[str, float]:
+def missing_package(*_: object) -> None:
+    raise ModuleNotFoundError("No module named 'jinja2'")
+
+
+def wrong_command(bad: int, crash: bool) -> tuple[str, float]:
     begin = time.monotonic()
     if int(os.environ["RANK"]) == bad:
         errors.PATIENCE_S = 0.0
-        return str(cli.main(["generate", "tiny", "--prompts-file", "/no/such/prompts.jsonl"])), 0.0
+        if crash:
+            cli.parse = missing_package
+        try:
+            return str(cli.main(["generate", "tiny", "--prompts-file", "/no/such/prompts.jsonl"])), 0.0
+        except ModuleNotFoundError as error:
+            return str(error), 0.0
     try:
         Grid.create(GridSpec(dp=2), CPU, 60.0).close()
     except ValueError as error:
@@ -86,11 +95,18 @@ def wrong_command(bad: int) -> tuple[str, float]:
     return "met", 0.0
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_command_that_ends_before_the_ranks_meet_tells_the_others(bad: int) -> None:
-    found = run_ranks(wrong_command, 2, bad)
+@pytest.mark.parametrize(
+    ("bad", "crash", "ends", "told"),
+    [
+        (0, False, "2", "/no/such/prompts.jsonl"),
+        (1, False, "2", "/no/such/prompts.jsonl"),
+        (1, True, "No module named 'jinja2'", "ModuleNotFoundError: No module named 'jinja2'"),
+    ],
+)
+def test_a_command_that_ends_before_the_ranks_meet_tells_the_others(bad: int, crash: bool, ends: str, told: str) -> None:
+    found = run_ranks(wrong_command, 2, bad, crash)
     text, seconds = found[1 - bad]
-    assert found[bad][0] == "2" and text.startswith(f"rank {bad} on ") and "/no/such/prompts.jsonl" in text and seconds < 30, found
+    assert found[bad][0] == ends and text.startswith(f"rank {bad} on ") and told in text and seconds < 30, found
 
 
 def unreachable() -> None:
