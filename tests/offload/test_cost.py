@@ -94,9 +94,9 @@ def slowness() -> float:
 @pytest.mark.parametrize(("policy", "spare"), [("hybrid", 20000), ("hybrid", 400), ("host", 400)], ids=str)
 def test_a_decode_step_of_256_requests_costs_microseconds(policy, spare):
     decoding = Decoding(256, policy, spare)
-    times = [decoding.decode(64) for _ in range(10)]  # in 64 steps every request needs a page
-    early, late = min(times[2:6]), min(times[-4:])
-    slow = slowness()
-    print(f"{policy}, {spare} pages to spare: {early:.1f} us a step early, {late:.1f} us late, on a machine {slow:.1f} times slower")
-    assert late < 100.0 * slow and late < 2 * early + 20.0 * slow  # twice the target: other work may share the processor
+    # In 64 steps every request needs a page. Each time is judged by how fast the machine is at that moment: other work may share it.
+    times = [decoding.decode(64) / slowness() for _ in range(40)]
+    early, late = min(times[2:20]), min(times[-18:])
+    print(f"{policy}, {spare} pages to spare: {early:.1f} us a step early, {late:.1f} us late")
+    assert late < 100.0 and late < 2 * early + 20.0  # twice the target
     decoding.tier.stays.check()

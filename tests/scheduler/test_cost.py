@@ -43,5 +43,6 @@ def test_cost_per_step_is_flat_in_the_number_of_finished_requests():
     assert scheduler.idle and scheduler._pool.slots.n_free == 32 and len(scheduler._requests) == 0
     assert len(scheduler._pool.cache._heap) <= 2 * scheduler._pool.cache.n_nodes + 64
     assert scheduler.stats.evictions > 1000 and scheduler.stats.cached_tokens > 1000
-    early, late = np.median(times[100:400]), np.median(times[-500:-200])
+    # What is there in every step shows in the quickest tenth too, and other work on the machine less.
+    early, late = np.quantile(times[100:500], 0.1), np.quantile(times[-600:-200], 0.1)
     assert late < 2 * early, f"{early * 1e6:.0f} us per step early, {late * 1e6:.0f} us late"

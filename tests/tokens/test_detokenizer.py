@@ -160,10 +160,10 @@ def test_cost_of_a_token_does_not_grow() -> None:
 
         def seconds(n: int, params: SamplingParams = params) -> float:
             detokenizer = Detokenizer(TOKENIZER, params)
-            start = time.perf_counter()
+            start = time.process_time()
             for _ in range(n):
                 detokenizer.push(word)
-            return time.perf_counter() - start
+            return time.process_time() - start
 
         seconds(1000)
         short = min(seconds(1000) for _ in range(5))
@@ -189,9 +189,9 @@ def test_many_long_stop_strings_cost_little() -> None:
     others = [chr(0x4E00 + i) * 1024 for i in range(63)]
     detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop=[*others, "a" * 1023 + "b"], max_tokens=4000))
     token = encode("a")[0]
-    start = time.perf_counter()
+    start = time.process_time()
     shown = "".join(detokenizer.push(token).text for _ in range(3000))
-    assert shown == "a" * (3000 - 1023) and time.perf_counter() - start < 5.0
+    assert shown == "a" * (3000 - 1023) and time.process_time() - start < 5.0
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
