@@ -227,5 +227,8 @@ def _nodes_of_stage(spec: GridSpec, rank: int, roll: Roll) -> tuple[int, ...]:
     """Node of every EP rank of the stage of ``rank``, numbered from 0."""
     size = spec.dp * spec.tp
     first = rank // size * size
-    nodes = [other // spec.ranks_per_node if spec.ranks_per_node else roll.node_ranks[other].start for other in range(first, first + size)]
+    if spec.ranks_per_node:
+        nodes = [other // spec.ranks_per_node for other in range(first, first + size)]
+    else:
+        nodes = [here.start for here in roll.node_ranks[first : first + size]]
     return tuple(sorted(set(nodes)).index(node) for node in nodes)

@@ -20,7 +20,7 @@ def interfaces() -> list[tuple[str, str]]:
             except OSError:  # an interface without an address
                 continue
             found.append((name, socket.inet_ntoa(answer[20:24])))
-    return sorted(found, key=lambda entry: (entry[1].startswith("127."), entry[0]))
+    return sorted(found, key=lambda entry: (is_loopback(entry[1]), entry[0]))
 
 
 def address_towards(host: str, port: int) -> str | None:
@@ -91,7 +91,7 @@ def choose_gloo_interface(host: str, port: int, *, single_host: bool) -> str | N
     """
     if named_interface() is not None:
         return os.environ["GLOO_SOCKET_IFNAME"]
-    name = next((n for n, own in interfaces() if own.startswith("127.")), None) if single_host else interface_towards(host, port)
+    name = next((n for n, own in interfaces() if is_loopback(own)), None) if single_host else interface_towards(host, port)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
     return name

@@ -18,7 +18,7 @@ from .clocks import ask_clock, serve_clock
 from .interface import address_elsewhere, host_label
 from .ranges import spans
 from .roll_call import Record, call_roll, refuse
-from .store import Rendezvous, ranks_of_host
+from .store import Rendezvous
 
 PROTOCOL = 2  # of the messages between ranks; raised whenever one changes its meaning
 _DECLINE_S = 5.0  # how long a rank that gives up tries to tell the others
@@ -73,7 +73,7 @@ def muster(meeting: Rendezvous, prefix: str, facts: Mapping[str, Any], timeout_s
     record: Record = {
         "host": host_label(meeting.host, meeting.port),
         "node": int(os.environ.get("GROUP_RANK", "0")),
-        "ranks": ranks_of_host(meeting.world_size),
+        "ranks": meeting.local_world_size,
         "address": address_elsewhere(meeting.host, meeting.port),
         "facts": {"message protocol": PROTOCOL, "torch": torch.__version__, **facts},
     }
@@ -157,11 +157,9 @@ def decline_attempts(meeting: Rendezvous, prefixes: Sequence[str]) -> None:
     torchrun's agents count restarts each for itself: that of a node which came later, or whose ranks were not ready when those of
     another one failed, is behind. Its ranks would wait for us at their own count until the deadline.
     """
-    host = host_label(meeting.host, meeting.port)
     said = f"torchrun has restarted this node's ranks {meeting.attempt} time(s), those of others fewer times; they have to start again too"
     for prefix in prefixes:
-        store = PrefixStore(f"{prefix}/muster/roll", meeting.store)
-        refuse(store, meeting.rank, {"host": host, "declined": said}, f"rank {meeting.rank} on {host}: {said}")
+        _leave_word(meeting, prefix, said)
 
 
 def decline(prefix: str, error: Exception) -> None:
@@ -169,7 +167,11 @@ def decline(prefix: str, error: Exception) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     with suppress(ValueError, RuntimeError, OSError):
-        meeting = Rendezvous.from_env(_DECLINE_S)
-        host = host_label(meeting.host, meeting.port)
-        store = PrefixStore(f"{prefix}/muster/roll", meeting.store)
-        refuse(store, meeting.rank, {"host": host, "declined": str(error)}, f"rank {meeting.rank} on {host}: {error}")
+        _leave_word(Rendezvous.from_env(_DECLINE_S), prefix, str(error))
+
+
+def _leave_word(meeting: Rendezvous, prefix: str, said: str) -> None:
+    """What the ranks in ``muster`` under ``prefix`` find in place of this one's record."""
+    host = host_label(meeting.host, meeting.port)
+    store = PrefixStore(f"{prefix}/muster/roll", meeting.store)
+    refuse(store, meeting.rank, {"host": host, "declined": said}, f"rank {meeting.rank} on {host}: {said}")

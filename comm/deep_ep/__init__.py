@@ -15,5 +15,7 @@ def make(group: Group, spec: EPSpec, device: torch.device, *, low_latency: bool 
     from .low_latency import LowLatencyDispatcher
 
     torch.cuda.set_device(device)  # the library works on the current device
+    if low_latency:
+        return LowLatencyDispatcher(group, spec)
     group.all_reduce(torch.zeros(1, device=device))  # V2 takes the NCCL communicator of torch, which is made for the first collective
-    return LowLatencyDispatcher(group, spec) if low_latency else ElasticDispatcher(group, spec)
+    return ElasticDispatcher(group, spec)

@@ -32,17 +32,21 @@ class HostShare:
     whole: bool  # no rank of this one's replica is on another host
 
     @classmethod
-    def at(cls, spec: GridSpec, rank: int, ranks: int, n_layers: int, *, first: int | None = None) -> HostShare:
-        """Of rank ``rank`` on a host with ``ranks`` ranks of consecutive numbers from ``first``; without it all hosts have as many."""
-        first = rank - rank % ranks if first is None else first
-        here = range(first, min(first + ranks, spec.world))
+    def at(cls, spec: GridSpec, rank: int, ranks: int, n_layers: int) -> HostShare:
+        """Of rank ``rank`` where every host has ``ranks`` ranks of consecutive numbers (the last one perhaps fewer)."""
+        first = rank - rank % ranks
+        return cls.among(spec, rank, range(first, min(first + ranks, spec.world)), n_layers)
+
+    @classmethod
+    def among(cls, spec: GridSpec, rank: int, here: range, n_layers: int) -> HostShare:
+        """Of rank ``rank`` where its host has the ranks ``here``."""
         replicas = sorted({other // spec.tp % spec.dp for other in here})
         replica = rank // spec.tp % spec.dp
         stages = [stage_layers(n_layers, spec.pp, other // (spec.dp * spec.tp)) for other in here]
         return cls(
-            first=first,
+            first=here.start,
             ranks=len(here),
-            member=rank - first,
+            member=rank - here.start,
             parts=len(replicas),
             part=replicas.index(replica),
             layers=range(stages[0].start, stages[-1].stop),

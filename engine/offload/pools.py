@@ -74,7 +74,7 @@ def make_pools(
     Raises:
         ValueError: on every rank, when the model is dense, memory is short on one of them, or the prefix directory cannot be had.
     """
-    share = HostShare.at(grid.spec, grid.rank, len(grid.node_ranks), n_layers, first=grid.node_ranks.start)
+    share = HostShare.among(grid.spec, grid.rank, grid.node_ranks, n_layers)
     place = _place(grid, share)
     if config.kv_prefix_directory and config.kv_host_backing == "file":
         place = replace(place, job="")  # the directory numbers the file's pages for all engines that have it open

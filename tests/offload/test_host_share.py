@@ -54,7 +54,7 @@ def test_layers_of_the_stages_on_a_host():
 
 def test_hosts_of_different_sizes():
     spec = GridSpec(dp=3)  # ranks 0 on one host, 1 and 2 on another
-    shares = [HostShare.at(spec, rank, ranks, 5, first=first) for rank, ranks, first in ((0, 1, 0), (1, 2, 1), (2, 2, 1))]
+    shares = [HostShare.among(spec, rank, here, 5) for rank, here in ((0, range(1)), (1, range(1, 3)), (2, range(1, 3)))]
     assert [(share.first, share.ranks, share.member, share.parts, share.part) for share in shares] == [
         (0, 1, 0, 1, 0), (1, 2, 0, 2, 0), (1, 2, 1, 2, 1),
     ]  # fmt: skip

@@ -70,7 +70,7 @@ class Party:
     @property
     def bits(self) -> bool:
         """Whether sums must have the bits of ``LocalDispatcher`` on this device: kernels may contract a product and a sum."""
-        return (self.device.type == "cpu" and self.backend != "deep_ep_ll") or self.backend.startswith("torch")
+        return self.reach.bits and (self.device.type == "cpu" or self.backend.startswith("torch"))
 
 
 def dequantised(routed: Routed, spec: EPSpec) -> torch.Tensor:

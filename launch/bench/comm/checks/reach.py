@@ -14,6 +14,7 @@ class Reach:
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of tokens and results; the first is the usual one
     sums: tuple[bool, ...] = (False, True)  # values of ``EPSpec.deterministic``
+    bits: bool = True  # sums have the order of the plain ones
     raw: bool = True  # the payload "bytes"
     width: int = 1  # ``hidden`` is a multiple of it
     layouts: tuple[str, ...] = LAYOUTS
@@ -29,7 +30,7 @@ _PACKAGE = Reach(
 _REACH = {
     "deep_ep": _PACKAGE,
     "deep_ep_ll": replace(  # rows of a slot come in any order, and nothing says whose they are
-        _PACKAGE, width=2048, layouts=("masked", "contiguous"), without=_PACKAGE.without | {"arrivals", "payloads", "shapes"}
+        _PACKAGE, bits=False, width=2048, layouts=("masked", "contiguous"), without=_PACKAGE.without | {"arrivals", "payloads", "shapes"}
     ),
 }
 
