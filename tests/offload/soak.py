@@ -12,8 +12,8 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 
+from tests.memory import own_bytes
 from tests.offload.engines import N_TOKENS, PROMPTS, alone, counters, expect_idle, make, params
 from tests.offload.live import Asked, Live
 
@@ -89,7 +89,7 @@ class Soak:
             tier = live.scheduler.tier
             assert tier.book._host_pages.n_used == 0 and tier.n_free == tier.limits.n_device_pages
         gc.collect()
-        self.held.append((_resident_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        self.held.append((own_bytes(), threading.active_count(), len(os.listdir("/proc/self/fd"))))
 
     def _judge_one(self, asked: Asked) -> None:
         wanted = self.expected[asked.place]
@@ -110,10 +110,6 @@ class Soak:
             found |= {"memory growth bytes": last[0] - warm[0], "threads": last[1], "open files": last[2]}
             assert last[0] - warm[0] < _GROWTH and last[1] <= warm[1] and last[2] <= warm[2], f"held after each phase: {self.held}"
         return found
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def soak(seconds: float, policy: str, seed: int = 0, *, phase: float = 20.0, log: bool = False) -> dict[str, float]:

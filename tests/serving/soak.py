@@ -14,10 +14,10 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rorqual.engine.serving.costless import expected
+from tests.memory import own_bytes
 from tests.serving.client import RawClient
 from tests.serving.ranks import Serving, costless, good_ends
 
@@ -92,8 +92,7 @@ class Soaker:
 
 def resident_mib(engine: Serving) -> float:
     """Of all ranks together."""
-    pages = sum(int(Path(f"/proc/{engine.pid(rank)}/statm").read_text().split()[1]) for rank in range(engine.world))
-    return pages * 4096 / 2**20
+    return sum(own_bytes(engine.pid(rank)) for rank in range(engine.world)) / 2**20
 
 
 def soak(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from tests.memory import own_bytes
 
 TP, DP = "tensor_parallel_size", "data_parallel_size"
 DEBUG = {"RORQUAL_DEBUG": "1"}
@@ -51,12 +52,6 @@ def addresses(llm: Any) -> list[int]:
     return [p.data_ptr() for layer in layers for p in layer.experts.parameters()] + [layers[0].exchange.ways.table.data_ptr()]
 
 
-def resident() -> int:
-    """Resident bytes of this process."""
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def run(
     folder: str,
     prompts: list[list[int]],
@@ -82,7 +77,7 @@ def run(
         tokens, memory = [], []
         while not memory or (cycles and experts.stats()["cycles"]["ended"] < cycles):
             tokens += [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
-            memory.append(resident())
+            memory.append(own_bytes())
         return Found(
             tokens=tokens, stats={} if experts is None else experts.stats(), digests=digests(llm), originals=originals,
             slots=[] if held is None else experts.live.slot_to_expert.tolist(), moved=addresses(llm) != start, memory=memory,

@@ -30,6 +30,7 @@ from rorqual.attention.kv.host.shm import ShmBacking
 from rorqual.attention.kv.host.system import BLOCK, in_memory
 from rorqual.attention.kv.host.throttle import Throttle
 from rorqual.attention.kv.tier import HostRows
+from tests.memory import own_bytes
 
 SIZES = {"layers": 3, "n_pages": 10, "page_size": 4, "row_bytes": 40}
 
@@ -90,13 +91,9 @@ def test_poison():
 def test_memory_returns_when_a_pool_is_closed_though_a_view_lives(tmp_path):
     pool = HostPool(2, 1000, 64, 656, PinnedBacking(threads=2))
 
-    def resident() -> int:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before, view = resident(), pool.layer(0).bytes
+    before, view = own_bytes(), pool.layer(0).bytes
     pool.close()
-    assert before - resident() > 60 << 20 and view.shape == (64000, 656)
+    assert before - own_bytes() > 60 << 20 and view.shape == (64000, 656)
 
 
 def test_memory_lives_as_long_as_anything_over_it(tmp_path):

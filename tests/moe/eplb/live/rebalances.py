@@ -20,6 +20,7 @@ from rorqual.moe.eplb.live.side import side_group
 from rorqual.moe.eplb.live.transport import GroupTransport
 from rorqual.moe.eplb.topology import Ints, Topology
 from rorqual.parallel.grid import Grid, GridSpec
+from tests.memory import own_bytes
 from tests.moe.eplb.live.placements import changed, random_placement
 from tests.moe.eplb.live.toy import HIDDEN, ToyExperts, ToyTables, expert_values, is_whole, toy_layers
 from tests.moe.eplb.live.virtual import Target
@@ -68,11 +69,6 @@ class ToyModel:
     def oracle(self, index: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         each = torch.einsum("tkhi,tkix,tx->tkh", self.down[index][ids], self.up[index][ids], x)
         return (each * weights.unsqueeze(-1)).sum(1)
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def live_tensors() -> int:
@@ -135,11 +131,11 @@ def run_cycles(
         for layer in layers:
             layer.remade.clear()
         if ended + declined == n_cycles // 2:
-            memory = (resident_bytes(), live_tensors())
+            memory = (own_bytes(), live_tensors())
         if (ended + declined) % 100 == 0 and rank == 0:
-            print(f"{ended + declined} cycles in {time.monotonic() - begin:.0f} s, {resident_bytes() >> 10} KiB", flush=True)
+            print(f"{ended + declined} cycles in {time.monotonic() - begin:.0f} s, {own_bytes() >> 10} KiB", flush=True)
     return {
         "ended": ended, "declined": declined, "steps": step, "batches": balancer.stats.batches, "received": balancer.stats.received,
-        "longest": longest, "grown_bytes": resident_bytes() - memory[0], "grown_tensors": live_tensors() - memory[1],
+        "longest": longest, "grown_bytes": own_bytes() - memory[0], "grown_tensors": live_tensors() - memory[1],
         "slots": balancer.slot_to_expert.tolist(), "seconds": time.monotonic() - begin,
     }  # fmt: skip
