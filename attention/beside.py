@@ -12,7 +12,7 @@ class Beside(Protocol):
     def fork(self) -> AbstractContextManager[None]:
         """What is launched inside comes after everything launched before, and may run beside what is launched later.
 
-        It keeps no memory that it allocates, and its operands stay alive until ``join``.
+        Its operands stay alive until ``join``, and what it gives is let go of before the next fork.
         """
 
     def join(self) -> None:

@@ -15,6 +15,7 @@ from .keys import Choice, Keys, find, keys_by_pages, overlaps, unfolded
 from .kv.cache import LayerCache
 from .ops import AttentionOps
 from .projections import Inputs, project
+from .queries import Queries, apart, chooses, make_queries
 from .rope import rotation
 from .scorer import Scorer
 
@@ -32,7 +33,13 @@ def fused_forward(
     """
     config = mla.config
     turn = batch.once(("turn", config.rope), lambda: torch.view_as_real(rotation(config.rope, batch.positions)))
-    inputs = project(mla, x, queries_later=overlaps(ops, batch))
+    cut = apart(mla, ops, batch)
+    aside = cut and chooses(mla, batch)
+    inputs = project(mla, x, queries_later=cut or overlaps(ops, batch))
+    queries: Queries | None = None
+    if aside:
+        with ops.aside.fork():
+            queries = make_queries(mla, ops, inputs, turn, absorb=True)
     ops.write_latent(
         inputs.latent_row,
         mla.kv_a_layernorm.weight,
@@ -43,9 +50,11 @@ def fused_forward(
         interleaved=config.rope.interleaved,
     )
     keys, selection = _keys(mla, ops, x, inputs, turn, batch, cache, shared)
-    queries = inputs.queries(mla)
-    q_rope = ops.query_rope(queries[..., config.nope_dim :], turn, interleaved=config.rope.interleaved, dtype=queries.dtype)
-    heads = attend(mla, ops, queries, q_rope, keys, batch)
+    if queries is None:
+        queries = make_queries(mla, ops, inputs, turn)
+    else:
+        ops.aside.join()
+    heads = attend(mla, ops, queries, keys, batch)
     out: torch.Tensor = mla.o_proj(heads)
     return out, selection
 
@@ -71,8 +80,7 @@ def _keys(
         assert shared is not None, f"layer {mla.layer_index} shares a selection, but none was passed"
         choice = Choice(positions=shared, rows=None, scores=batch.last_scores) if batch.offloaded else Choice(positions=None, rows=shared)
         return find(ops, choice, batch, cache), shared
-    assert inputs.index_query is not None
-    choice = Scorer.of(indexer, ops, x, inputs.index_query, turn, batch, cache).choose_all()
+    choice = Scorer.of(indexer, ops, x, inputs.index_queries(mla), turn, batch, cache).choose_all()
     return find(ops, choice, batch, cache), choice.positions if batch.offloaded else choice.rows
 
 

@@ -10,6 +10,7 @@ from .batch import AttentionBatch
 from .forms import expanding_pays
 from .keys import Keys
 from .ops import AttentionOps
+from .queries import Queries
 
 if TYPE_CHECKING:
     from .mla import MLA
@@ -18,37 +19,33 @@ if TYPE_CHECKING:
 _EXPAND_ELEMENTS = 1 << 29  # expanded key and value elements held at a time
 
 
-def attend(mla: MLA, ops: AttentionOps, queries: torch.Tensor, q_rope: torch.Tensor, keys: Keys, batch: AttentionBatch) -> torch.Tensor:
-    """Head outputs, flat [T, heads * v], of ``queries`` [T, heads, nope + rope] with ``q_rope`` [T, heads, rope] rotated."""
-    config = mla.config
-    kv_b = mla.kv_b_proj.weight.view(-1, config.nope_dim + config.v_dim, config.kv_lora_rank)
+def attend(mla: MLA, ops: AttentionOps, queries: Queries, keys: Keys, batch: AttentionBatch) -> torch.Tensor:
+    """Head outputs, flat [T, heads * v]."""
     if keys.rows is None and batch.groups and batch.max_query > 1:
-        return _attend_groups(mla, ops, queries, q_rope, kv_b, keys, batch)
-    return _absorbed(mla, ops, queries, q_rope, kv_b, batch.token_row, batch.limit, keys, batch)
+        return _attend_groups(mla, ops, queries, keys, batch)
+    return _absorbed(mla, ops, queries, batch.token_row, batch.limit, keys, batch)
 
 
 def _absorbed(
     mla: MLA,
     ops: AttentionOps,
-    queries: torch.Tensor,
-    q_rope: torch.Tensor,
-    kv_b: torch.Tensor,
+    queries: Queries,
     token_row: torch.Tensor,
     limit: torch.Tensor,
     keys: Keys,
     batch: AttentionBatch,
 ) -> torch.Tensor:
     """Attention in the latent space, over chosen rows or over every key: flat [T, heads * v]."""
-    nope, scale = mla.config.nope_dim, mla.config.softmax_scale
-    q_latent = torch.bmm(queries[..., :nope].transpose(0, 1), kv_b[:, :nope]).transpose(0, 1)
+    kv_b, nope, scale = mla.kv_b(), mla.config.nope_dim, mla.config.softmax_scale
+    q_latent = queries.absorbed(kv_b, nope)
     if keys.copies:
         ops.beside.join()
     if keys.rows is not None:
-        out, _ = ops.sparse_attention(q_latent, q_rope, keys.pool, keys.rows, scale=scale)
+        out, _ = ops.sparse_attention(q_latent, queries.rope, keys.pool, keys.rows, scale=scale)
     else:
         out, _ = ops.dense_decode(
             q_latent,
-            q_rope,
+            queries.rope,
             keys.pool,
             keys.pages.table,
             token_row,
@@ -62,37 +59,33 @@ def _absorbed(
     return values.transpose(0, 1).flatten(1)
 
 
-def _attend_groups(
-    mla: MLA, ops: AttentionOps, queries: torch.Tensor, q_rope: torch.Tensor, kv_b: torch.Tensor, keys: Keys, batch: AttentionBatch
-) -> torch.Tensor:
+def _attend_groups(mla: MLA, ops: AttentionOps, queries: Queries, keys: Keys, batch: AttentionBatch) -> torch.Tensor:
     """Dense attention of a mixed batch: single tokens in absorbed form, longer runs of queries in the cheaper one."""
     result: torch.Tensor | None = None
     for group in batch.groups:
-        mine, rope = group.pick(queries), group.pick(q_rope)
+        mine = queries.pick(group)
         if group.width == 1 or not expanding_pays(mla.config, group):
             token_row, limit = group.pick(batch.token_row), group.pick(batch.limit)
-            part = _absorbed(mla, ops, mine, rope, kv_b, token_row, limit, keys, batch)
+            part = _absorbed(mla, ops, mine, token_row, limit, keys, batch)
         else:
-            part = _expanded(mla, ops, mine, rope, kv_b, group, keys)
+            part = _expanded(mla, ops, mine, group, keys)
         result = group.put(result, part, batch.n_tokens)
     assert result is not None
     return result
 
 
-def _expanded(
-    mla: MLA, ops: AttentionOps, queries: torch.Tensor, q_rope: torch.Tensor, kv_b: torch.Tensor, group: TileGroup, keys: Keys
-) -> torch.Tensor:
+def _expanded(mla: MLA, ops: AttentionOps, queries: Queries, group: TileGroup, keys: Keys) -> torch.Tensor:
     """Every key of the group's requests expanded once, some heads at a time, then flash attention over ragged lengths."""
-    config, spans = mla.config, group.spans
+    config, spans, kv_b, narrow = mla.config, group.spans, mla.kv_b(), queries.heads
     nope, latent, heads = config.nope_dim, config.kv_lora_rank, kv_b.shape[0]
-    wide = ops.gather_latent(keys.pool, keys.spans(spans).int(), latent, config.rope_dim, queries.dtype)
-    out = queries.new_empty(queries.shape[0], heads, config.v_dim)
+    wide = ops.gather_latent(keys.pool, keys.spans(spans).int(), latent, config.rope_dim, narrow.dtype)
+    out = narrow.new_empty(narrow.shape[0], heads, config.v_dim)
     step = max(1, _EXPAND_ELEMENTS // (len(wide) * kv_b.shape[1]))
     for first in range(0, heads, step):
         some = slice(first, first + step)
         both = torch.nn.functional.linear(wide[:, :latent], kv_b[some].flatten(0, 1)).view(len(wide), -1, kv_b.shape[1])
         out[:, some], _ = ops.varlen_attention(
-            torch.cat((queries[:, some, :nope], q_rope[:, some]), -1),
+            torch.cat((narrow[:, some, :nope], queries.rope[:, some]), -1),
             both[..., :nope],
             wide[:, latent:],
             both[..., nope:],

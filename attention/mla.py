@@ -67,6 +67,11 @@ class MLA(nn.Module):
             self.by_hidden = stack([self.q_a_proj, *keys, self.kv_a_proj_with_mqa])
             self.by_latent = None if self.indexer is None else stack([self.q_b_proj, self.indexer.wq_b])
 
+    def kv_b(self) -> torch.Tensor:
+        """The weights that expand a latent, [heads, nope + v, C], by head: a view, never stale."""
+        config = self.config
+        return self.kv_b_proj.weight.view(-1, config.nope_dim + config.v_dim, config.kv_lora_rank)
+
     def forward(
         self, x: torch.Tensor, batch: AttentionBatch, cache: LayerCache, shared_topk: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -137,7 +142,7 @@ class MLA(nn.Module):
     ) -> torch.Tensor:
         """Head outputs [T, heads, v] of queries [T, heads, nope] and rotated [T, heads, rope]."""
         config = self.config
-        kv_b = self.kv_b_proj.weight.view(-1, config.nope_dim + config.v_dim, config.kv_lora_rank)  # a view, never stale
+        kv_b = self.kv_b()
         out = q_nope.new_empty(batch.n_tokens, kv_b.shape[0], config.v_dim)
         latents = FoundLatents(batch, cache, topk, twins()) if batch.offloaded and batch.n_tokens else Latents(batch, cache)
         for group in batch.groups:

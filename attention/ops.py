@@ -54,6 +54,7 @@ class AttentionOps:
     gather_union: Op  # chosen rows of one request in a pool of their own
     seed_hot: Op  # the beginning of a hot buffer
     beside: Beside = IN_ORDER  # how fetches run beside the queries' products
+    aside: Beside = IN_ORDER  # how the queries' products run beside the choice of keys, in steps of few tokens
 
     @classmethod
     def load(cls, name: str) -> AttentionOps:

@@ -19,7 +19,7 @@ class Inputs:
     query_latent: torch.Tensor | None  # [T, q_lora_rank] normed; None without one
     latent_row: torch.Tensor  # [T, C + rope], neither normed nor rotated
     index_key: torch.Tensor | None  # [T, D]
-    index_query: torch.Tensor | None  # [T, index heads * D]
+    index_query: torch.Tensor | None  # [T, index heads * D]; None: likewise, where the layer has an indexer
 
     def queries(self, mla: MLA) -> torch.Tensor:
         """[T, heads, nope + rope], not rotated."""
@@ -27,11 +27,19 @@ class Inputs:
         width = mla.config.nope_dim + mla.config.rope_dim
         return flat.view(flat.shape[0], flat.shape[1] // width, width)
 
+    def index_queries(self, mla: MLA) -> torch.Tensor:
+        """[T, index heads * D]."""
+        if self.index_query is not None:
+            return self.index_query
+        assert mla.indexer is not None and self.query_latent is not None
+        out: torch.Tensor = mla.indexer.wq_b(self.query_latent)
+        return out
+
 
 def project(mla: MLA, x: torch.Tensor, *, queries_later: bool = False) -> Inputs:
     """The products with ``x`` [T, hidden] and with the query latent, as few as the weights allow.
 
-    With ``queries_later`` that of the queries is left to ``Inputs.queries``, and the index queries are a product of their own.
+    With ``queries_later`` those with the query latent are left to ``Inputs``, each a product of its own.
     """
     indexer, key, index_query = mla.indexer, None, None
     flat, latent = None, None
@@ -44,12 +52,13 @@ def project(mla: MLA, x: torch.Tensor, *, queries_later: bool = False) -> Inputs
             low, latent_row = mla.q_a_proj(x), mla.kv_a_proj_with_mqa(x)
             key = None if indexer is None else indexer.wk(x)
         latent = mla.q_a_layernorm(low)
-        if mla.by_latent is not None and not queries_later:
+        if queries_later:
+            pass
+        elif mla.by_latent is not None:
             assert indexer is not None
             flat, index_query, _ = _split(mla.by_latent(latent), [mla.q_b_proj, indexer.wq_b, None])
         else:
-            flat = None if queries_later else mla.q_b_proj(latent)
-            index_query = None if indexer is None else indexer.wq_b(latent)
+            flat = mla.q_b_proj(latent)
     return Inputs(flat_queries=flat, query_latent=latent, latent_row=latent_row, index_key=key, index_query=index_query)
 
 

@@ -40,8 +40,12 @@ from .weights.fingerprint import weights_fingerprint
 from .weights.loader import LoadReport, load_weights
 
 
-def overlap_fetches(stage: Stage, config: EngineConfig, device: torch.device) -> None:
-    """Where it is asked for, missing rows are fetched beside the queries' products. To be called before weights are in place."""
+def overlap_attention(stage: Stage, config: EngineConfig, device: torch.device) -> None:
+    """On CUDA queries are computed beside the choice of their keys and, where it is asked for, missing rows fetched beside the
+    queries' products. To be called before weights are in place.
+    """
+    if device.type == "cuda" and stage.attention_ops is not None:
+        stage.attention_ops = replace(stage.attention_ops, aside=SideStream(device, captured_only=True, urgent=False))
     if config.kv_offload != "off" and config.kv_overlap_fetch and device.type == "cuda" and stage.attention_ops is not None:
         stage.attention_ops = replace(stage.attention_ops, beside=SideStream(device))
 

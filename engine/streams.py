@@ -178,19 +178,29 @@ def _reset(graphs: list[torch.cuda.CUDAGraph]) -> None:
 class SideStream:
     """A stream that forks off the current one and joins it again, inside captures too: ``attention.beside.Beside`` on CUDA."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, *, captured_only: bool = False, urgent: bool = True) -> None:
+        """``captured_only``: launches that are not being captured stay in order. ``urgent``: its work goes first where both have some."""
+        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
+        self._captured_only = captured_only
+
+    @property
+    def _in_order(self) -> bool:
+        return self._captured_only and not torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def fork(self) -> Iterator[None]:
         """What is launched inside comes after all launched before, and runs beside what is launched later, until ``join``."""
+        if self._in_order:
+            yield
+            return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
         """What is launched from now on comes after the forked work."""
-        torch.cuda.current_stream().wait_stream(self._stream)
+        if not self._in_order:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class SideQueue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from .ranked import answer, unpacked
 from .router import Router
 from .track import IN_LINE, Track
 from .ways import ExpertIds, SlotIds, Ways
+
+#: tokens up to which their routing is a chain of kernels too small to fill the device
+_ASIDE_TO = 16
 
 
 @dataclass(kw_only=True)
@@ -90,16 +94,29 @@ class ExpertExchange:
         n_valid: torch.Tensor | None = None,
         most_tokens: int | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden] -> routed output [T, hidden], plus ``meanwhile(x)`` (the shared expert), which runs while tokens travel.
+        """x [T, hidden] -> routed output [T, hidden], plus ``meanwhile(x)`` (the shared expert), which runs while tokens travel, or
+        beside the routing and the experts of few tokens that need not.
 
         Tokens at or past ``n_valid`` [1] int32 are padding: no expert sees them. ``most_tokens`` is a bound of T over all
         replicas, the same number on all ranks. Only the fused path knows padding.
         """
+        if meanwhile is not None and self._leaves_room(x):
+            beside, end = self.track.run(partial(meanwhile, x))
+            out = self.run(layer, x, router, experts, None, n_valid, most_tokens)
+            self.track.join(end)
+            return out + beside
         flight = self.begin(layer, x, router, n_valid, most_tokens)
-        beside = meanwhile(x) if meanwhile is not None else None
+        shared = meanwhile(x) if meanwhile is not None else None
         self.compute(flight, experts)
         out = self.finish(flight)
-        return out if beside is None else out + beside
+        return out if shared is None else out + shared
+
+    def _leaves_room(self, x: torch.Tensor) -> bool:
+        """Whether routing x and sorting it by expert leaves the device, and the queue of travelling tokens, nearly idle.
+
+        Not with tp: its ranks sum the shared expert's outputs, and a group's sums have one order.
+        """
+        return self.here and self.tp.size == 1 and self.track.beside and 0 < len(x) <= _ASIDE_TO
 
     def begin(
         self, layer: int, x: torch.Tensor, router: Router, n_valid: torch.Tensor | None = None, most_tokens: int | None = None

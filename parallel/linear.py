@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .backends import needing
+from .backends import kernels_or_twin, needing
 
 BLOCK = 128  # edge of the weight blocks that share a scale
 _BACKENDS = {"torch": "fp8_gemm_torch", "triton": "fp8_gemm", "deep_gemm": "deep_gemm"}
@@ -112,6 +112,10 @@ class WideWeight:
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x [T, K] by ``weight`` [N, K] fp32 -> [T, N] fp32."""
         if self._narrow is not None and x.dtype == torch.bfloat16:
+            few = kernels_or_twin(".kernels.wide_product", __package__, cuda=True)
+            if len(x) <= few.MOST_ROWS:
+                out: torch.Tensor = few.wide_product(x, self._narrow)
+                return out
             return torch.mm(x, self._narrow.t(), out_dtype=torch.float32)
         return F.linear(x.float(), weight.float())
 

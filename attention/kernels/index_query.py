@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.tuned import config_for
 from .device import butterfly_largest, butterfly_scaled, halves, in_order, low_half, rope_factors, rope_partner, swap_neighbours
 
@@ -35,8 +36,10 @@ def index_query_kernel(
     TRANSFORM: tl.constexpr,
     FP8: tl.constexpr,
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """HEADS heads of a token a program. BLOCK = 2**(LOW + HIGH) >= D, equal to it with the transform; NORM = D ** -0.5."""
+    enter(EARLY)
     t = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, BLOCK)[None, :]
@@ -139,6 +142,7 @@ def launch(
         TRANSFORM=rotate,
         FP8=out.dtype == torch.float8_e4m3fn,
         NORM=width**-0.5,
+        **ahead(q.device),
         **config,
     )
 

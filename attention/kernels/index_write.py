@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.tuned import config_for
 from .device import butterfly, halves, in_order, low_half, quotient, rope_factors, rope_partner, swap_neighbours
 from .index_write_fp4 import fp4_words
@@ -38,8 +39,10 @@ def write_index_kernel(
     FP8: tl.constexpr,
     FP4: tl.constexpr,
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """TOKENS tokens a program. BLOCK = 2**(LOW + HIGH) >= D, equal to it for FP8 and FP4; NORM = D ** -0.5."""
+    enter(EARLY)
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.load(rows + t, mask=t < n_tokens, other=-1).to(tl.int64)
     live = row >= 0
@@ -169,6 +172,7 @@ def launch(
         FP8=pool.dtype == torch.uint8 and not fp4,
         FP4=fp4,
         NORM=width**-0.5,
+        **ahead(k.device),
         **config,
     )
 

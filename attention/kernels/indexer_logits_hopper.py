@@ -199,7 +199,7 @@ def indexer_logits_kernel(
         mbarrier.init(q_empty.index(i), count=WAYS)
     fence_async_shared()  # the copy engine, which completes these barriers, must see them initialised
     # the launch may overlap the end of the kernel before: nothing of memory may be read or written above this line
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise("griddepcontrol.wait; griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
     if SINGLE:
         token, skip, left = share_of_few(n_tokens, token_row, limit, start, STEP, HAS_START, VECTOR)
     else:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.tuned import config_for
 from .device import quotient, rope_factors, rope_partner
 
@@ -33,8 +34,10 @@ def write_latent_kernel(
     TOKENS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     FP8: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """TOKENS tokens a program. GROUPS * GROUP >= C and BLOCK_R >= R are powers of two."""
+    enter(EARLY)
     given = kv.dtype.element_ty
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.load(rows + t, mask=t < n_tokens, other=-1).to(tl.int64)
@@ -126,6 +129,7 @@ def launch(
         BLOCK_R=triton.next_power_of_2(rope),
         INTERLEAVED=interleaved,
         FP8=pool.dtype == torch.uint8,
+        **ahead(kv.device),
         **config,
     )
 

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.quantise_torch import BLOCK, empty_scales
 from ...parallel.kernels.tuned import config_for
 from .device import quotient
@@ -33,8 +34,10 @@ def rms_norm_kernel(
     ADD: tl.constexpr,
     KEEP: tl.constexpr,
     QUANTISE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One token a program, its values as [GROUPS, GROUP] with GROUPS * GROUP >= W, both powers of two."""
+    enter(EARLY)
     given = x.dtype.element_ty
     t = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
@@ -95,6 +98,7 @@ def launch(
         ADD=residual is not None,
         KEEP=y is not None,
         QUANTISE=codes is not None,
+        **ahead(x.device),
         **(config or _config(tokens, width, codes is not None)),
     )
 

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.tuned import config_for
 
 
@@ -25,8 +26,10 @@ def query_rope_kernel(
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """HEADS heads of a token a program; PAIRS >= R / 2 is a power of two."""
+    enter(EARLY)
     t = tl.program_id(0).to(tl.int64)
     h = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     both = tl.arange(0, 2 * PAIRS)
@@ -81,6 +84,7 @@ def launch(q: torch.Tensor, turn: torch.Tensor, out: torch.Tensor, interleaved: 
         R=out.shape[2],
         PAIRS=triton.next_power_of_2(turn.shape[1]),
         INTERLEAVED=interleaved,
+        **ahead(q.device),
         **config,
     )
 

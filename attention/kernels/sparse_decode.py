@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead
 from ...parallel.kernels.tuned import config_for
 from .sparse_attention_torch import check_arguments
 from .sparse_decode_combine import sparse_decode_combine_kernel
@@ -67,12 +68,11 @@ def sparse_attention(
     part = torch.empty((tokens, heads, config.splits, latent), dtype=torch.float32, device=q_latent.device)
     part_lse = torch.empty((tokens, heads, config.splits), dtype=torch.float32, device=q_latent.device)
     _launch(config, q_latent, q_rope, pool, rows, scale, sink, n_keys, part, part_lse)
-    on_gpu = q_latent.is_cuda
     width = min(128, triton.next_power_of_2(latent))
     sparse_decode_combine_kernel[(tokens * heads, triton.cdiv(latent, width))](
         part, part_lse, lse if sink is None else sink, out, lse, int(sink is not None), heads, config.splits,
-        C=latent, WIDTH=width, PADDED=triton.next_power_of_2(config.splits), PDL=on_gpu,
-        num_warps=1, **({"launch_pdl": True} if on_gpu else {}),
+        C=latent, WIDTH=width, PADDED=triton.next_power_of_2(config.splits), num_warps=1,
+        **ahead(q_latent.device),
     )  # fmt: skip
     return out, lse
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import enter
+
 
 @triton.jit(do_not_specialize=("sink", "has_sink", "heads", "splits"))
 def sparse_decode_combine_kernel(
@@ -19,7 +21,7 @@ def sparse_decode_combine_kernel(
     C: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
-    PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out [T, H, C] and lse [T, H] of ``part`` fp32 [T, H, splits, C] and base-2 ``part_lse`` [T, H, splits].
 
@@ -27,8 +29,7 @@ def sparse_decode_combine_kernel(
 
     Parts are summed in one fixed order. Every part is normalised in itself, so that its weight is its share of the whole sum.
     """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    enter(EARLY)
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, PADDED)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.tuned import config_for
 from .topk_choice import choose, keep_survivors, load_scores, locate, sample_pivot, short_row, value_of, whole_row
 
@@ -29,8 +30,10 @@ _PARTS = 64  # least room for the counts of a row's parts: programs are compiled
 def topk_start_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, pivots, published,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, SAMPLE: tl.constexpr, GROUP: tl.constexpr, K_BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T): finish rows of up to ``CAPACITY`` scores; of longer ones the pivot, and counters at zero for ``topk_scan_kernel``."""
+    enter(EARLY)
     row = tl.program_id(0).to(tl.int64)
     end = tl.minimum(tl.load(limit + row), max_context)
     scores = logits + row * logits_stride
@@ -52,11 +55,13 @@ def topk_start_kernel(
 def topk_scan_kernel(
     logits, logits_stride, limit, max_context, pivots, published, found, places, n_parts,
     CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T * n_parts), the parts of a row in succession: keep what reaches the pivot.
 
     A part waits for the counts of the parts before it. Programs start in the order of their numbers, so those run already.
     """
+    enter(EARLY)
     row = (tl.program_id(0) // n_parts).to(tl.int64)
     part = tl.program_id(0) % n_parts
     end = tl.minimum(tl.load(limit + row), max_context)
@@ -84,8 +89,10 @@ def topk_scan_kernel(
 def topk_finish_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, pivots, published, found, places,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, K_BLOCK: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EMIT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T): choose among the survivors of a long row."""
+    enter(EARLY)
     row = tl.program_id(0).to(tl.int64)
     end = tl.minimum(tl.load(limit + row), max_context)
     if end > CAPACITY:
@@ -104,9 +111,10 @@ def topk_finish_kernel(
 def topk_rows_kernel(
     logits, logits_stride, limit, k, max_context, page_table, table_stride, token_row, out, out_rows, found, places, n_rows,
     PAGE: tl.constexpr, CAPACITY: tl.constexpr, SAMPLE: tl.constexpr, GROUP: tl.constexpr, K_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    EMIT: tl.constexpr,
+    EMIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Any grid: each program takes every grid-th row from beginning to end, and keeps its survivors in a place of its own."""
+    enter(EARLY)
     HALF: tl.constexpr = BLOCK // 2
     found += tl.program_id(0).to(tl.int64) * CAPACITY
     places += tl.program_id(0).to(tl.int64) * CAPACITY
@@ -220,7 +228,7 @@ def select_rows(
         return out[0], out[1]
     plan = plan_for(count, max_context, k) if plan is None else plan
     given = (logits, logits.stride(0), limit, k, max_context, page_table, page_table.stride(0), token_row, out[0], out[1])
-    fixed = {"PAGE": page_size, "CAPACITY": plan.capacity, "K_BLOCK": triton.next_power_of_2(k)}
+    fixed = {"PAGE": page_size, "CAPACITY": plan.capacity, "K_BLOCK": triton.next_power_of_2(k), **ahead(logits.device)}
     sampling = {"SAMPLE": plan.sample, "GROUP": plan.group}
     emit = min(plan.emit, plan.capacity)
     if plan.by_rows:
@@ -241,7 +249,7 @@ def select_rows(
         found = (kept[0].view(torch.float32), kept[1])
         topk_scan_kernel[(count * n_parts,)](
             logits, logits.stride(0), limit, max_context, pivots, published, *found, n_parts,
-            CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps,
+            CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps, **ahead(logits.device),
         )  # fmt: skip
         topk_finish_kernel[(count,)](
             *given, pivots, published, *found, PARTS=width, BLOCK=plan.row_block, EMIT=emit, **fixed, num_warps=plan.row_warps

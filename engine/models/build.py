@@ -117,7 +117,8 @@ def _connect(
 
 
 def _track(config: EngineConfig, grid: Grid, dispatcher: Dispatcher) -> Track:
-    """The queue that tokens travel on: one of their own in halves, and in graphs where stores do it, beside the shared expert.
+    """The queue that tokens travel on: one of their own in halves, and in graphs where stores do it, beside the shared expert. Where
+    none travel it is the shared expert that runs there.
 
     The latter saved up to 0.5% of a decode step with 32 tokens or more a rank on two H200s; launched one by one it cost more than that.
     """

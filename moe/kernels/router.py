@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from ...parallel.kernels.overlap import ahead, enter
 from ...parallel.kernels.tuned import config_for
 
 _NONE = tl.constexpr(-(2**31))  # below the key of every score
@@ -82,8 +83,10 @@ def route_kernel(
     logits, logits_stride, bias, expert_to_slot, counts, n_valid, ids, weights, slots, n_tokens, factor,
     E: tl.constexpr, TOKENS: tl.constexpr, K: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr, KEPT: tl.constexpr,
     SIGMOID: tl.constexpr, TWO_BEST: tl.constexpr, NORM: tl.constexpr, LIBDEVICE: tl.constexpr, WAYS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(T / TOKENS)). ``TWO_BEST`` is ``noaux_tc``; GROUPS == 1 means no limit by groups."""
+    enter(EARLY)
     # Experts stand in PADDED groups of a power of two of places, ids still in ascending order.
     SIZE: tl.constexpr = E // GROUPS
     PLACES: tl.constexpr = triton.next_power_of_2(SIZE)
@@ -193,6 +196,7 @@ def route(
         routed_scaling_factor, E=experts, TOKENS=config["tokens"], K=top_k,
         GROUPS=groups, PADDED=triton.next_power_of_2(groups), KEPT=topk_group, SIGMOID=scoring == "sigmoid", TWO_BEST=method == "noaux_tc",
         NORM=norm_topk_prob, LIBDEVICE=not triton.knobs.runtime.interpret, WAYS=ways, num_warps=config["warps"],
+        **ahead(logits.device),
     )  # fmt: skip
     return ids, weights, slots
 

@@ -18,6 +18,11 @@ def enter(EARLY: tl.constexpr):
         gdc_launch_dependents()
 
 
+def ahead(device: torch.device) -> dict[str, bool]:
+    """Launch arguments of a kernel that does nothing before ``enter(EARLY)``."""
+    return {"EARLY": early(device), "launch_pdl": early(device)}
+
+
 @lru_cache(maxsize=8)
 def early(device: torch.device) -> bool:
     """Whether kernels on this device may start early: their ``EARLY`` and their launch's ``launch_pdl``."""

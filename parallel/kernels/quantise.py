@@ -12,9 +12,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
 
-from .overlap import early
+from .overlap import ahead, enter
 from .quantise_torch import BLOCK, check_gate_up, check_rows, empty_scales
 
 _E4M3_MAX = tl.constexpr(448.0)
@@ -52,11 +51,10 @@ def silu_mul_tile(gate, up, dtype: tl.constexpr):
 @triton.jit(do_not_specialize=["n_rows"])
 def quantise_kernel(
     x, values, scales, count, n_rows, width, x_stride, scale_stride,
-    GATED: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SIGNAL: tl.constexpr,
+    GATED: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (k, r): block k of the columns of ROWS rows. SIGNAL: a dependent launch may start beside this one."""
-    if SIGNAL:
-        gdc_launch_dependents()
+    """Program (k, r): block k of the columns of ROWS rows."""
+    enter(EARLY)
     block = tl.program_id(0)
     if COUNTED:
         n_rows = tl.minimum(n_rows, tl.load(count))
@@ -75,8 +73,10 @@ def quantise_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def silu_mul_kernel(x, out, count, n_rows, width, x_stride, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(x, out, count, n_rows, width, x_stride, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                    EARLY: tl.constexpr):  # fmt: skip
     """Program (k, r): columns k * BLOCK .. of ROWS rows."""
+    enter(EARLY)
     if COUNTED:
         n_rows = tl.minimum(n_rows, tl.load(count))
     first = tl.program_id(1) * ROWS
@@ -106,7 +106,7 @@ def _launch(x: torch.Tensor, width: int, gated: bool, count: torch.Tensor | None
         rows, warps = _rows_a_program(n_rows, blocks)
         quantise_kernel[(blocks, triton.cdiv(n_rows, rows))](
             x, values, scales, count, n_rows, width, x.stride(0), scales.stride(1),
-            GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, SIGNAL=early(x.device), num_warps=warps,
+            GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps, **ahead(x.device),
         )  # fmt: skip
     return values, scales
 
@@ -163,6 +163,6 @@ def silu_mul(gate_up: torch.Tensor, *, count: torch.Tensor | None = None) -> tor
         rows, warps = _rows_a_program(n_rows, blocks)
         silu_mul_kernel[(blocks, triton.cdiv(n_rows, rows))](
             gate_up, out, count, n_rows, width, gate_up.stride(0),
-            COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps,
+            COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps, **ahead(gate_up.device),
         )  # fmt: skip
     return out

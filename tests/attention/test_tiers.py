@@ -126,6 +126,32 @@ def test_fetches_may_come_as_late_as_the_join(static, config, monkeypatch):
     assert beside.joins and beside.most == 1 and many.counted(TierCounter.MISSES)
 
 
+@pytest.mark.parametrize(("static", "config"), [(False, GLM), (True, GLM), (True, SPARSE)])
+def test_queries_beside_the_choice_of_keys(static, config, monkeypatch):
+    """Each fork is joined in its layer, and what is computed in it is what is computed in order."""
+    plain, aside = AttentionOps.load("torch"), Recorder()
+    monkeypatch.setattr(AttentionOps, "load", lambda name: dataclasses.replace(plain, aside=aside))
+    setting = Setting(fused=True, static=static, seed=3, config=config)
+    many = run(setting)
+    assert aside.joins and aside.most == 1 and not aside.waiting and many.counted(TierCounter.MISSES)
+    monkeypatch.setattr(AttentionOps, "load", lambda name: plain)
+    apart, whole = Resident(setting), Resident(setting)
+    for layer in apart.layers:
+        layer.ops = dataclasses.replace(plain, aside=aside)
+    for rows, counts in plan(setting):
+        torch.testing.assert_close(apart.step(rows, counts), whole.step(rows, counts), rtol=1e-5, atol=1e-5)
+
+
+def test_queries_beside_fetches_too(monkeypatch):
+    """Steps of so many tokens that fetches run beside the queries' products do not also run these beside the choice."""
+    ops, beside = late(AttentionOps.load("torch"))
+    aside = Recorder()
+    monkeypatch.setattr(AttentionOps, "load", lambda name: dataclasses.replace(ops, aside=aside))
+    monkeypatch.setattr("rorqual.attention.keys._BESIDE_FROM", 3)
+    run(Setting(fused=True, static=True, seed=3, config=GLM))
+    assert beside.joins and aside.joins and not aside.waiting
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("fault", ["order", "stale", "shifted"])
 def test_a_resolver_that_errs_is_caught(fused, fault, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from rorqual.comm.dispatcher import EPSpec
 from rorqual.comm.heap.shm import ShmHeap
+from rorqual.comm.local import LocalDispatcher
 from rorqual.comm.peer import PeerDispatcher
 from rorqual.comm.select import make_dispatcher
 from rorqual.moe.config import MoEConfig
@@ -122,3 +123,50 @@ def many_tokens() -> float:
 
 def test_many_tokens_are_computed_some_at_a_time():
     assert max(run_ranks(many_tokens, 2)) < 2e-6
+
+
+class Recorder(Beside):
+    """A track that notes what it runs and when that is joined."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def run(self, body: Any) -> tuple[Any, None]:
+        self.log.append("run")
+        return body(), None
+
+    def join(self, end: None) -> None:
+        self.log.append("join")
+
+
+def make_lone_layer(payload: str = "native") -> MoE:
+    """The layer of a rank that has all experts."""
+    spec = EPSpec(n_ranks=1, n_slots=CONFIG.n_experts, hidden=CONFIG.hidden, top_k=CONFIG.top_k, max_tokens=32, payload=payload)
+    placement, load = Placement.identity(n_layers=1, n_experts=CONFIG.n_experts, n_ranks=1), ExpertLoad(1, CONFIG.n_experts)
+    layer = MoE(CONFIG, 0, n_slots=CONFIG.n_experts, inner=CONFIG.intermediate)
+    for values in layer.parameters():
+        values.data = torch.randn(values.shape) * values.shape[-1] ** -0.5
+    exchange = ExpertExchange(dispatcher=LocalDispatcher(spec), tp=Group.solo("tp"), placement=placement, load=load, spread=False)
+    exchange.ops = MoEOps.load("torch")
+    layer.attach(exchange)
+    return layer
+
+
+@pytest.mark.parametrize(("tokens", "payload", "aside"), [(1, "native", True), (16, "native", True), (17, "native", False),
+                                                          (0, "native", False), (6, "fp8", False)])  # fmt: skip
+def test_the_shared_expert_runs_beside_the_routing_of_few_tokens(tokens, payload, aside):
+    layer, x, track = make_lone_layer(payload), torch.randn(tokens, CONFIG.hidden), Recorder()
+    expected = layer(x)
+    layer.exchange.track = track
+    assert torch.equal(layer(x), expected)
+    assert ("run" in track.log) == ("join" in track.log) == (aside or payload == "fp8")  # rounded tokens travel, on the same track
+    assert layer.exchange._leaves_room(x) == aside
+    shared, layer.shared_experts = layer.shared_experts, None
+    assert shared is not None and torch.equal(layer(x) + shared(x), expected)
+
+
+def test_a_shared_expert_that_ranks_sum_keeps_its_place():
+    layer, track = make_lone_layer(), Recorder()
+    layer.exchange.track = track
+    layer.exchange.tp.size = 2
+    assert not layer.exchange._leaves_room(torch.randn(4, CONFIG.hidden))

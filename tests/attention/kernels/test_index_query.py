@@ -83,7 +83,7 @@ def test_compiles_for_hopper():
         Spec(
             fn="rorqual.attention.kernels.index_query:index_query_kernel",
             signature={**pointers, **strides, "scale": "fp32"},
-            constexprs={**shape, "HEADS": heads, "INTERLEAVED": interleaved},
+            constexprs={**shape, "HEADS": heads, "INTERLEAVED": interleaved, "EARLY": True},
             aligned=(*pointers, *strides),
             options={"num_warps": warps},
         )

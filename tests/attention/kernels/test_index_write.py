@@ -128,7 +128,7 @@ def test_compiles_for_hopper():
         Spec(
             fn="rorqual.attention.kernels.index_write:write_index_kernel",
             signature={**pointers, "n_tokens": "i32", "stride": "i32", "eps": "fp32"},
-            constexprs={**shape, "TOKENS": tokens, "INTERLEAVED": tokens == 1, "FP8": not fp4_keys, "FP4": fp4_keys},
+            constexprs={**shape, "TOKENS": tokens, "INTERLEAVED": tokens == 1, "FP8": not fp4_keys, "FP4": fp4_keys, "EARLY": True},
             aligned=(*pointers, "stride"),
             options={"num_warps": 1 if fp4_keys else tokens},
         )

@@ -130,7 +130,7 @@ def test_compiles_for_hopper():
         Spec(
             fn="rorqual.attention.kernels.latent_write:write_latent_kernel",
             signature=signature,
-            constexprs={**shape, "TOKENS": tokens},
+            constexprs={**shape, "TOKENS": tokens, "EARLY": True},
             aligned=aligned,
             options={"num_warps": 4},
         )

@@ -70,7 +70,7 @@ def test_compiles_for_hopper():
         Spec(
             fn="rorqual.attention.kernels.norm:rms_norm_kernel",
             signature={**pointers, **strides, "eps": "fp32"},
-            constexprs={"W": width, "GROUPS": groups, "GROUP": 128, "ADD": True, "KEEP": True, "QUANTISE": quantise},
+            constexprs={"W": width, "GROUPS": groups, "GROUP": 128, "ADD": True, "KEEP": True, "QUANTISE": quantise, "EARLY": True},
             aligned=(*pointers, *strides),
             options={"num_warps": warps},
         )

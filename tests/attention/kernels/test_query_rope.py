@@ -39,7 +39,7 @@ def test_compiles_for_hopper():
         Spec(
             fn="rorqual.attention.kernels.query_rope:query_rope_kernel",
             signature={**pointers, **strides},
-            constexprs={"H": 128, "NOPE": 128, "R": 64, "HEADS": 64, "PAIRS": 32, "INTERLEAVED": interleaved},
+            constexprs={"H": 128, "NOPE": 128, "R": 64, "HEADS": 64, "PAIRS": 32, "INTERLEAVED": interleaved, "EARLY": True},
             aligned=(*pointers, *strides),
             options={"num_warps": 4},
         )

@@ -120,7 +120,7 @@ def spec(kernel: str, signature: dict[str, str], warps: int, registers: int | No
     return Spec(
         fn=f"rorqual.attention.kernels.topk:{kernel}",
         signature=signature,
-        constexprs={"CAPACITY": 8192, **constexprs},
+        constexprs={"CAPACITY": 8192, "EARLY": True, **constexprs},
         aligned=tuple(name for name in signature if name not in ("n_rows", "table_stride")),
         options={"num_warps": warps, **({} if registers is None else {"maxnreg": registers})},
     )

@@ -205,3 +205,43 @@ def test_a_sum_without_promotion_would_not_pass(n_rows) -> None:
     _unpromoted[(1,)](a, b, planted, width)
     assert _error(planted, want[:64]) > 1e-3
     assert _error(fp8_gemm.fp8_gemm(a, a_scale, b, b_scale, out_dtype=torch.float32), want) < 2e-4
+
+
+def test_captured_products_share_no_counters_and_leave_them_zero() -> None:
+    """Two products that run at the same time in one graph, over and over; none sets its counters to zero in a replay."""
+    from rorqual.parallel.kernels import fp8_gemm_split
+
+    operands = [_operands(3, 2112, 7168), _operands(2, 4096, 7168)]
+    expected = [fp8_gemm.fp8_gemm(*each) for each in operands]  # makes the counters that captures take
+    left, side = len(fp8_gemm_split._captured[0]), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            first = fp8_gemm.fp8_gemm(*operands[0])
+        second = fp8_gemm.fp8_gemm(*operands[1])
+        torch.cuda.current_stream().wait_stream(side)
+    taken = left - len(fp8_gemm_split._captured[0])
+    assert taken >= -(-2112 // 64) + 4096 // 64
+    for _ in range(20):
+        first.fill_(float("nan"))
+        second.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(first, expected[0]) and torch.equal(second, expected[1])
+
+
+def test_captures_go_on_when_no_counters_are_left(monkeypatch) -> None:
+    from rorqual.parallel.kernels import fp8_gemm_split
+
+    operands = _operands(3, 2112, 7168)
+    expected = fp8_gemm.fp8_gemm(*operands)
+    monkeypatch.setitem(fp8_gemm_split._captured, 0, torch.zeros(4, dtype=torch.int32, device="cuda"))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = fp8_gemm.fp8_gemm(*operands)
+    for _ in range(3):
+        got.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(got, expected)

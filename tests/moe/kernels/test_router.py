@@ -132,7 +132,7 @@ def test_compiles_without_spills():
         Spec(
             fn="rorqual.moe.kernels.router:route_kernel",
             signature=signature,
-            constexprs={**fixed, "E": experts, "TOKENS": 1, "WAYS": ways},
+            constexprs={**fixed, "E": experts, "TOKENS": 1, "WAYS": ways, "EARLY": True},
             aligned=tuple(n for n in signature if n not in ("n_tokens", "factor")),
             options={"num_warps": 1},
         )

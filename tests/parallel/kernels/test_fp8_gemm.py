@@ -186,7 +186,7 @@ def _split_spec(rows: int, features: int, splits: int, stages: int, warps: int, 
     }
     aligned = ("n_features", "width", "a_stride", "a_scale_block", "b_stride", "out_stride")
     signature |= dict.fromkeys((*aligned, "n_rows", "b_scale_stride"), "i32")
-    constants = {"FEATURES": features, "ROWS": rows, "SPLITS": splits, "BIAS": False, "WHOLE": whole, "STAGES": stages}
+    constants = {"FEATURES": features, "ROWS": rows, "SPLITS": splits, "BIAS": False, "WHOLE": whole, "STAGES": stages, "EARLY": True}
     return Spec(
         fn="rorqual.parallel.kernels.fp8_gemm_split:fp8_gemm_split_kernel",
         signature=signature,

@@ -142,7 +142,7 @@ def test_compiles_without_spill() -> None:
         Spec(
             fn="rorqual.parallel.kernels.quantise:quantise_kernel",
             signature=signature,
-            constexprs={"count": None, "GATED": gated, "COUNTED": False, "ROWS": rows, "BLOCK": 128, "SIGNAL": True},
+            constexprs={"count": None, "GATED": gated, "COUNTED": False, "ROWS": rows, "BLOCK": 128, "EARLY": True},
             aligned=("x", "values", "scales", "width", "x_stride", "scale_stride"),
             options={"num_warps": warps},
         )
