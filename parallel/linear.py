@@ -113,7 +113,7 @@ class WideWeight:
         """x [T, K] by ``weight`` [N, K] fp32 -> [T, N] fp32."""
         if self._narrow is not None and x.dtype == torch.bfloat16:
             few = kernels_or_twin(".kernels.wide_product", __package__, cuda=True)
-            if len(x) <= few.MOST_ROWS:
+            if len(x) * len(weight) <= few.MOST_OUTPUTS:
                 out: torch.Tensor = few.wide_product(x, self._narrow)
                 return out
             return torch.mm(x, self._narrow.t(), out_dtype=torch.float32)

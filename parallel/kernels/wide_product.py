@@ -13,8 +13,8 @@ import triton.language as tl
 from .overlap import ahead, enter
 from .wide_product_torch import check_operands
 
-#: rows up to which this is faster than a matrix product (every row reads the weight anew, from the L2)
-MOST_ROWS = 16
+#: outputs up to which this is faster than a matrix product: every row reads the weight anew, from the L2
+MOST_OUTPUTS = 2048
 _CHUNK = 1024
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-#: no row count is too small for a matrix product here
-MOST_ROWS = 0
+#: nothing is too small for a matrix product here
+MOST_OUTPUTS = 0
 
 
 def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

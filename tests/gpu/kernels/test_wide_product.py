@@ -8,14 +8,14 @@ import torch
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 pytest.importorskip("triton")
 
-from rorqual.parallel.kernels.wide_product import MOST_ROWS, wide_product  # noqa: E402
+from rorqual.parallel.kernels.wide_product import MOST_OUTPUTS, wide_product  # noqa: E402
 from rorqual.parallel.linear import WideWeight  # noqa: E402
 
 
 @pytest.mark.parametrize(("columns", "width"), [(64, 7168), (256, 7168), (3, 1000)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_equals_fp64(columns, width, dtype):
-    x, weight = (torch.randn(n, width, device="cuda").to(dtype) for n in (MOST_ROWS + 1, columns))
+    x, weight = (torch.randn(n, width, device="cuda").to(dtype) for n in (5, columns))
     got = wide_product(x, weight)
     torch.testing.assert_close(got.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5 * width**0.5)
     assert torch.equal(torch.cat([wide_product(row[None], weight) for row in x]), got)
@@ -23,7 +23,8 @@ def test_equals_fp64(columns, width, dtype):
 
 def test_few_rows_and_many_are_near():
     """On either side of where the router changes from this to a matrix product."""
+    few = MOST_OUTPUTS // 256
     weight, wide = torch.randn(256, 7168, device="cuda").bfloat16().float(), WideWeight()
     wide.settle(weight)
-    x = torch.randn(MOST_ROWS + 1, 7168, device="cuda").bfloat16()
-    torch.testing.assert_close(wide.product(x[:MOST_ROWS], weight), wide.product(x, weight)[:MOST_ROWS], rtol=1e-4, atol=1e-3)
+    x = torch.randn(few + 1, 7168, device="cuda").bfloat16()
+    torch.testing.assert_close(wide.product(x[:few], weight), wide.product(x, weight)[:few], rtol=1e-4, atol=1e-3)
