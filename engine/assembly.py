@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,21 +32,10 @@ from .resolved import index_dtype, kv_dtype
 from .runner import Runner
 from .scheduling.scheduler import Scheduler, SchedulerConfig
 from .sharing.prefix_share import PrefixShare
-from .streams import SideStream
 from .tables import DeviceTables
 from .weights.dummy import fill_dummy
 from .weights.fingerprint import weights_fingerprint
 from .weights.loader import LoadReport, load_weights
-
-
-def overlap_attention(stage: Stage, config: EngineConfig, device: torch.device) -> None:
-    """On CUDA queries are computed beside the choice of their keys and, where it is asked for, missing rows fetched beside the
-    queries' products. To be called before weights are in place.
-    """
-    if device.type == "cuda" and stage.attention_ops is not None:
-        stage.attention_ops = replace(stage.attention_ops, aside=SideStream(device, captured_only=True, urgent=False))
-    if config.kv_offload != "off" and config.kv_overlap_fetch and device.type == "cuda" and stage.attention_ops is not None:
-        stage.attention_ops = replace(stage.attention_ops, beside=SideStream(device))
 
 
 def fill_weights(stage: Stage, folder: Path, config: EngineConfig, model: ModelConfig, *, progress: bool) -> LoadReport | None:

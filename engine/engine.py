@@ -17,7 +17,7 @@ from ..parallel.debug import debugging
 from ..parallel.grid import Grid
 from ..parallel.mailbox import Mailbox
 from .announcement import announce
-from .assembly import fill_weights, make_cache, make_offload, make_runner, make_scheduler, overlap_attention
+from .assembly import fill_weights, make_cache, make_offload, make_runner, make_scheduler
 from .call import Params, Prompt
 from .config import EngineConfig, check_config
 from .driver import Driver, protected
@@ -90,7 +90,6 @@ class Engine:
         config, model, grid = self.config, self.model_config, self.grid
         together(grid, lambda: check_file(config, model, expert_ranks(config, grid.spec)))
         self.stage = together(grid, lambda: build_stage(model, config, grid, self.dtype))
-        overlap_attention(self.stage, config, grid.device)
         progress = grid.rank == 0 and not config.disable_log_stats
         report = together(grid, lambda: fill_weights(self.stage, self.folder, config, model, progress=progress))
         self.experts = make_experts(grid, self.stage, config, model)

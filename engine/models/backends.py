@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 
 from ...attention.ops import AttentionOps
 from ...moe.ops import MoEOps
+from ...parallel.grid import Grid
 from ...parallel.linear import BLOCK, check_fp8_device
 from ...parallel.shard import narrow_weights
 from ..config import EngineConfig
 from ..model_config import ModelConfig
+from ..streams import SideStream
 from .deepseek import DeepseekForCausalLM
 from .shards import FP8_LINEARS
 
 _MOST_TOPK, _MOST_EXPERTS = 4096, 512  # what the Triton kernels hold
 
 
-def pick_ops(config: EngineConfig, model: ModelConfig, device: torch.device) -> tuple[AttentionOps | None, MoEOps | None]:
+def pick_ops(config: EngineConfig, model: ModelConfig, grid: Grid) -> tuple[AttentionOps | None, MoEOps | None]:
     """The operations of attention and of experts: Triton's on CUDA, none (the torch path) elsewhere, unless asked otherwise.
 
     Raises:
         ValueError: a backend was asked for that cannot be used here, or that the model is too large for.
     """
+    device = grid.device
 
     def wanted(name: str) -> bool:
         if name in ("triton", "flash_mla") and device.type != "cuda":
@@ -34,13 +38,27 @@ def pick_ops(config: EngineConfig, model: ModelConfig, device: torch.device) -> 
     attention, moe = None, None
     if wanted(config.attention_backend):
         _check_attention(model)
-        attention = AttentionOps.load(config.attention_backend)
+        attention = _overlapping(AttentionOps.load(config.attention_backend), config, grid)
     if wanted(config.moe_runner_backend):
         if model.moe is not None and model.moe.n_experts > _MOST_EXPERTS:
             limit = f"the Triton router takes at most {_MOST_EXPERTS} routed experts"
             raise ValueError(f"{limit}, the model has {model.moe.n_experts}; use --moe-runner-backend torch")
         moe = MoEOps.load("triton")
     return attention, moe
+
+
+def _overlapping(ops: AttentionOps, config: EngineConfig, grid: Grid) -> AttentionOps:
+    """``ops`` that compute queries beside the choice of their keys and, if asked for, fetch missing rows beside the queries' products.
+
+    Steps of several tp ranks or stages are never captured, and one product is faster there.
+    """
+    if grid.device.type != "cuda":
+        return ops
+    if grid.spec.tp == grid.spec.pp == 1:  # with enforce_eager too, so that it computes the same bits
+        ops = replace(ops, aside=SideStream(grid.device, captured_only=True, urgent=False))
+    if config.kv_offload != "off" and config.kv_overlap_fetch:
+        ops = replace(ops, beside=SideStream(grid.device))
+    return ops
 
 
 def _check_attention(model: ModelConfig) -> None:

@@ -68,7 +68,7 @@ def build_stage(model_config: ModelConfig, config: EngineConfig, grid: Grid, dty
     if placement is not None:
         clear_empty_slots(model, placement, ep_rank=ep_rank)
     load, dispatcher = None, None
-    attention_ops, moe_ops = pick_ops(config, model_config, grid.device)
+    attention_ops, moe_ops = pick_ops(config, model_config, grid)
     if moe is not None and placement is not None:
         load = ExpertLoad(model_config.n_layers, moe.n_experts, grid.device)
         load.enabled = config.enable_expert_load
