@@ -1,4 +1,4 @@
-"""Running copies beside computation: what attention asks of whoever owns the device's streams."""
+"""Running copies or products beside other work: what attention asks of whoever owns the device's streams."""
 
 from __future__ import annotations
 

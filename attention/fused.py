@@ -15,7 +15,7 @@ from .keys import Choice, Keys, find, keys_by_pages, overlaps, unfolded
 from .kv.cache import LayerCache
 from .ops import AttentionOps
 from .projections import Inputs, project
-from .queries import Queries, apart, chooses, make_queries
+from .queries import Queries, apart, has_choice, make_queries
 from .rope import rotation
 from .scorer import Scorer
 
@@ -34,10 +34,9 @@ def fused_forward(
     config = mla.config
     turn = batch.once(("turn", config.rope), lambda: torch.view_as_real(rotation(config.rope, batch.positions)))
     cut = apart(mla, ops, batch)
-    aside = cut and chooses(mla, batch)
     inputs = project(mla, x, queries_later=cut or overlaps(ops, batch))
     queries: Queries | None = None
-    if aside:
+    if cut and has_choice(mla, batch):
         with ops.aside.fork():
             queries = make_queries(mla, ops, inputs, turn, absorb=True)
     ops.write_latent(
@@ -70,11 +69,11 @@ def _keys(
     shared: torch.Tensor | None,
 ) -> tuple[Keys, torch.Tensor | None]:
     """The keys to attend, on their way to where they are read, and the selection to pass on. Writes the index keys."""
-    sparse, indexer = mla.config.indexer, mla.indexer
+    indexer = mla.indexer
     if indexer is not None:
         assert inputs.index_key is not None
         _write_index(indexer, ops, inputs.index_key, turn, batch, cache)
-    if sparse is None or batch.max_context <= sparse.topk or batch.n_tokens == 0:
+    if not has_choice(mla, batch):
         return unfolded(ops, batch, cache) if batch.absent and batch.n_tokens else keys_by_pages(batch, cache), None
     if indexer is None:
         assert shared is not None, f"layer {mla.layer_index} shares a selection, but none was passed"

@@ -52,14 +52,18 @@ def project(mla: MLA, x: torch.Tensor, *, queries_later: bool = False) -> Inputs
             low, latent_row = mla.q_a_proj(x), mla.kv_a_proj_with_mqa(x)
             key = None if indexer is None else indexer.wk(x)
         latent = mla.q_a_layernorm(low)
-        if queries_later:
-            pass
-        elif mla.by_latent is not None:
-            assert indexer is not None
-            flat, index_query, _ = _split(mla.by_latent(latent), [mla.q_b_proj, indexer.wq_b, None])
-        else:
-            flat = mla.q_b_proj(latent)
+        if not queries_later:
+            flat, index_query = _by_latent(mla, latent)
     return Inputs(flat_queries=flat, query_latent=latent, latent_row=latent_row, index_key=key, index_query=index_query)
+
+
+def _by_latent(mla: MLA, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Queries and index queries of the normed query latent; None where those are a product of their own, or not needed."""
+    if mla.by_latent is None:
+        return mla.q_b_proj(latent), None
+    assert mla.indexer is not None
+    flat, index_query = _split(mla.by_latent(latent), [mla.q_b_proj, mla.indexer.wq_b])
+    return flat, index_query
 
 
 def _split(whole: torch.Tensor, parts: list[Any]) -> tuple[torch.Tensor, ...]:

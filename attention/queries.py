@@ -53,11 +53,12 @@ def make_queries(mla: MLA, ops: AttentionOps, inputs: Inputs, turn: torch.Tensor
 def apart(mla: MLA, ops: AttentionOps, batch: AttentionBatch) -> bool:
     """Whether queries and index queries are products of their own, so that one may run beside the choice of keys.
 
-    Only the number of tokens counts: a step's products are cut in one way or the other, which may change their last bit.
+    Contexts do not count: a step's products are cut in one way or the other, which may change their last bit.
     """
     return mla.indexer is not None and ops.aside is not IN_ORDER and 0 < batch.n_tokens <= _ASIDE_TO and not overlaps(ops, batch)
 
 
-def chooses(mla: MLA, batch: AttentionBatch) -> bool:
-    """Whether a layer chooses keys in this step, rather than that every key is attended or an earlier choice taken."""
-    return mla.indexer is not None and batch.n_tokens > 0 and batch.max_context > mla.indexer.topk
+def has_choice(mla: MLA, batch: AttentionBatch) -> bool:
+    """Whether this step attends chosen keys, by this layer's choice or an earlier one's, rather than every key."""
+    sparse = mla.config.indexer
+    return sparse is not None and batch.n_tokens > 0 and batch.max_context > sparse.topk

@@ -1,9 +1,9 @@
-"""The only place that touches CUDA streams, events and graph capture, and through which the host waits for the device."""
+"""Streams, events and graph capture, and the only place through which the host waits for the device; queues beside: ``side``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import finalize
 
@@ -173,64 +173,6 @@ class Streams:
 def _reset(graphs: list[torch.cuda.CUDAGraph]) -> None:
     while graphs:
         graphs.pop().reset()
-
-
-class SideStream:
-    """A stream that forks off the current one and joins it again, inside captures too: ``attention.beside.Beside`` on CUDA."""
-
-    def __init__(self, device: torch.device, *, captured_only: bool = False, urgent: bool = True) -> None:
-        """``captured_only``: launches that are not being captured stay in order. ``urgent``: its work goes first where both have some."""
-        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
-        self._captured_only = captured_only
-
-    @property
-    def _in_order(self) -> bool:
-        return self._captured_only and not torch.cuda.is_current_stream_capturing()
-
-    @contextmanager
-    def fork(self) -> Iterator[None]:
-        """What is launched inside comes after all launched before, and runs beside what is launched later, until ``join``."""
-        if self._in_order:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def join(self) -> None:
-        """What is launched from now on comes after the forked work."""
-        if not self._in_order:
-            torch.cuda.current_stream().wait_stream(self._stream)
-
-
-class SideQueue:
-    """A stream for the exchange of experts, inside captures too: ``moe.track.Track`` on CUDA.
-
-    Its work goes first where both streams have some ready: it is little, and other ranks wait for it.
-    """
-
-    def __init__(self, device: torch.device, *, captured_only: bool = False) -> None:
-        """``captured_only``: launches that are not being captured stay in line, where the host's time for events counts."""
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._captured_only = captured_only
-
-    @property
-    def beside(self) -> bool:
-        """See ``Track``; the same throughout one step."""
-        return not self._captured_only or torch.cuda.is_current_stream_capturing()
-
-    def run(self, body: Callable[[], _T]) -> tuple[_T, torch.cuda.Event]:
-        """Launch ``body`` after all launched so far, on this stream or the current one, and beside what is launched later: its end."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            result = body()
-            end = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            end.record(self._stream)
-        return result, end
-
-    def join(self, end: torch.cuda.Event) -> None:
-        """What is launched on the current stream from now on comes after ``end``."""
-        torch.cuda.current_stream().wait_event(end)
 
 
 class _Span:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,14 +75,20 @@ class Attribution:
     """Parts of the kernels of a graph, learnt from the same launches made one by one under ranges."""
 
     def __init__(self, works: Sequence[Work]) -> None:
-        self._order = [(w.name, w.part) for w in works]
-        self._by_name = dict(self._order)
+        self._parts: dict[str, list[str]] = {}  # of each kernel's launches, in order
+        for work in works:
+            self._parts.setdefault(work.name, []).append(work.part)
 
     def apply(self, works: Sequence[Work]) -> list[str]:
-        """Parts of the kernels of one replay, by place where the sequences are the same, else by name."""
-        if [w.name for w in works] == [name for name, _ in self._order]:
-            return [part for _, part in self._order]
-        return [self._by_name.get(w.name, w.part) for w in works]
+        """Parts of the kernels of one replay, where several queues may mix their order: of one kernel as often launched by place."""
+        seen: dict[str, int] = {}
+        counts = Counter(work.name for work in works)
+        found = []
+        for work in works:
+            parts, place = self._parts.get(work.name, [work.part]), seen.get(work.name, 0)
+            found.append(parts[place if counts[work.name] == len(parts) else -1])
+            seen[work.name] = place + 1
+        return found
 
 
 def part_of(kernel: str, inside: str | None) -> str:

@@ -69,7 +69,7 @@ class ExpertExchange:
         self.load = load
         self.spread = spread
         self.placement = placement  # as of the start; ``ways`` is what counts
-        self.track = track  # where tokens travel; beside the computation only if the dispatcher waits on the device
+        self.track = track  # where tokens travel, beside the computation only if the dispatcher waits on the device; else the shared expert
         self.ops: MoEOps | None = None  # None: the torch path
         #: where this rank's tokens meet each expert; rewritten in place when experts move
         self.ways = ways or Ways.static(placement, source=dispatcher.group.index, device=load.counts.device)
@@ -100,15 +100,17 @@ class ExpertExchange:
         Tokens at or past ``n_valid`` [1] int32 are padding: no expert sees them. ``most_tokens`` is a bound of T over all
         replicas, the same number on all ranks. Only the fused path knows padding.
         """
-        if meanwhile is not None and self._leaves_room(x):
-            beside, end = self.track.run(partial(meanwhile, x))
-            out = self.run(layer, x, router, experts, None, n_valid, most_tokens)
-            self.track.join(end)
-            return out + beside
+        shared, end = None, None
+        aside = meanwhile is not None and self._leaves_room(x)
+        if meanwhile is not None and aside:
+            shared, end = self.track.run(partial(meanwhile, x))
         flight = self.begin(layer, x, router, n_valid, most_tokens)
-        shared = meanwhile(x) if meanwhile is not None else None
+        if meanwhile is not None and not aside:
+            shared = meanwhile(x)
         self.compute(flight, experts)
         out = self.finish(flight)
+        if aside:
+            self.track.join(end)
         return out if shared is None else out + shared
 
     def _leaves_room(self, x: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Where the exchange of experts runs: beside the computation, or in line with it."""
+"""Where the exchange of experts runs, or the shared expert where no token travels: beside the computation, or in line with it."""
 
 from __future__ import annotations
 

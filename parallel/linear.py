@@ -98,23 +98,28 @@ class WideWeight:
     """A float32 weight used in products that must not lose precision: the gate, the indexer's head weights.
 
     Published checkpoints store these in bf16. Where every value fits bf16 and the inputs are bf16, a bf16 product with
-    fp32 sums has the same terms as the fp32 product and runs on tensor cores.
+    fp32 sums has the same terms as the fp32 product and reads half of the bytes.
     """
 
     def __init__(self) -> None:
         self._narrow: torch.Tensor | None = None
+        self._few: Any = None  # the module for few outputs
 
     def settle(self, weight: torch.Tensor) -> None:
         """Look at the loaded ``weight`` [N, K] once, and keep a bf16 copy if that loses nothing (CUDA only)."""
         narrow = weight.to(torch.bfloat16)
         self._narrow = narrow if weight.is_cuda and bool((narrow.float() == weight).all()) else None
 
+    def fuse(self) -> None:
+        """Compute few outputs by a kernel from now on, where there is a bf16 copy; called once weights are in place."""
+        if self._narrow is not None:
+            self._few = kernels_or_twin(".kernels.wide_product", __package__, cuda=True)
+
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x [T, K] by ``weight`` [N, K] fp32 -> [T, N] fp32."""
         if self._narrow is not None and x.dtype == torch.bfloat16:
-            few = kernels_or_twin(".kernels.wide_product", __package__, cuda=True)
-            if len(x) * len(weight) <= few.MOST_OUTPUTS:
-                out: torch.Tensor = few.wide_product(x, self._narrow)
+            if self._few is not None and len(x) * len(weight) <= self._few.MOST_OUTPUTS:
+                out: torch.Tensor = self._few.wide_product(x, self._narrow)
                 return out
             return torch.mm(x, self._narrow.t(), out_dtype=torch.float32)
         return F.linear(x.float(), weight.float())

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...parallel.kernels.overlap import early
 from ..kv.tier import HostRows
 from .fetch_rows_torch import check_rows
 from .host_address import argument
@@ -146,10 +147,10 @@ def copy_rows(
     row = pool.shape[1]
     config = config or (_ONE if requests == 1 else _SEVERAL)
     unit = math.gcd(16, row, host.pitch, pool.stride(0), device.stride(0), host.data_ptr(), pool.data_ptr(), device.data_ptr())
-    pdl = {"launch_pdl": True} if pool.is_cuda else {}
+    soon = early(pool.device)
     fetch_rows_kernel[(config.programs,)](
         argument(host, pool.device), device, pool, source, target, count, requests, width,
         ROW=row, HOST_PITCH=host.pitch, DEVICE_PITCH=device.stride(0), POOL_PITCH=pool.stride(0), UNIT=unit, LINE=_LINE,
         BLOCK=triton.next_power_of_2(row + _LINE - unit), REQUESTS=triton.next_power_of_2(requests),
-        ROWS=config.rows, PDL=2 if pool.is_cuda else 0, num_warps=config.warps, **pdl,
+        ROWS=config.rows, PDL=2 if soon else 0, num_warps=config.warps, launch_pdl=soon,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.tuned import config_for
 from .device import butterfly_largest, butterfly_scaled, halves, in_order, low_half, rope_factors, rope_partner, swap_neighbours
 
@@ -142,7 +142,7 @@ def launch(
         TRANSFORM=rotate,
         FP8=out.dtype == torch.float8_e4m3fn,
         NORM=width**-0.5,
-        **ahead(q.device),
+        **early_start(q.device),
         **config,
     )
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.tuned import config_for
 from .device import butterfly, halves, in_order, low_half, quotient, rope_factors, rope_partner, swap_neighbours
 from .index_write_fp4 import fp4_words
@@ -172,7 +172,7 @@ def launch(
         FP8=pool.dtype == torch.uint8 and not fp4,
         FP4=fp4,
         NORM=width**-0.5,
-        **ahead(k.device),
+        **early_start(k.device),
         **config,
     )
 

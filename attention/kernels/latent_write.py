@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.tuned import config_for
 from .device import quotient, rope_factors, rope_partner
 
@@ -129,7 +129,7 @@ def launch(
         BLOCK_R=triton.next_power_of_2(rope),
         INTERLEAVED=interleaved,
         FP8=pool.dtype == torch.uint8,
-        **ahead(kv.device),
+        **early_start(kv.device),
         **config,
     )
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.quantise_torch import BLOCK, empty_scales
 from ...parallel.kernels.tuned import config_for
 from .device import quotient
@@ -98,7 +98,7 @@ def launch(
         ADD=residual is not None,
         KEEP=y is not None,
         QUANTISE=codes is not None,
-        **ahead(x.device),
+        **early_start(x.device),
         **(config or _config(tokens, width, codes is not None)),
     )
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.tuned import config_for
 
 
@@ -84,7 +84,7 @@ def launch(q: torch.Tensor, turn: torch.Tensor, out: torch.Tensor, interleaved: 
         R=out.shape[2],
         PAIRS=triton.next_power_of_2(turn.shape[1]),
         INTERLEAVED=interleaved,
-        **ahead(q.device),
+        **early_start(q.device),
         **config,
     )
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead
+from ...parallel.kernels.overlap import early_start
 from ...parallel.kernels.tuned import config_for
 from .sparse_attention_torch import check_arguments
 from .sparse_decode_combine import sparse_decode_combine_kernel
@@ -72,7 +72,7 @@ def sparse_attention(
     sparse_decode_combine_kernel[(tokens * heads, triton.cdiv(latent, width))](
         part, part_lse, lse if sink is None else sink, out, lse, int(sink is not None), heads, config.splits,
         C=latent, WIDTH=width, PADDED=triton.next_power_of_2(config.splits), num_warps=1,
-        **ahead(q_latent.device),
+        **early_start(q_latent.device),
     )  # fmt: skip
     return out, lse
 

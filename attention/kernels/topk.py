@@ -13,15 +13,13 @@ changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import ahead, enter
-from ...parallel.kernels.tuned import config_for
+from ...parallel.kernels.overlap import early_start, enter
 from .topk_choice import choose, keep_survivors, load_scores, locate, sample_pivot, short_row, value_of, whole_row
+from .topk_plan import TopkPlan, plan_for
 
 _PARTS = 64  # least room for the counts of a row's parts: programs are compiled by it, and up to 128 k scores a row it is this
 
@@ -147,44 +145,6 @@ def topk_rows_kernel(
             tl.debug_barrier()  # the survivors have been read before the next row's overwrite them
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopkPlan:
-    """Launch settings; ``by_rows`` is one program a row, otherwise a row is cut into parts of ``block`` scores."""
-
-    by_rows: bool
-    capacity: int  # survivors that one program chooses among: a power of two, 2k..2^14
-    sample: int  # scores a pivot comes from: a power of two, at most ``capacity``
-    group: int  # neighbours sampled together
-    block: int  # scores a program reads at a time, at most 2^14
-    warps: int  # of the programs that read blocks
-    row_block: int  # the same two of the programs that choose in a row, where these are programs of their own
-    row_warps: int
-    emit: int  # survivors written at a time
-    programs: int  # of ``by_rows``
-    registers: int  # a thread of ``by_rows`` may use; bounds how many programs share a multiprocessor
-
-
-def plan_for(rows: int, max_context: int, k: int) -> TopkPlan:
-    """Settings for a shape: measured ones where there are."""
-    capacity = min(max(4096, triton.next_power_of_2(4 * k)), 1 << 14)
-    many = rows > 160
-    sample = triton.next_power_of_2((64 if many else 32) * max_context // k)
-    default = {
-        "by_rows": many,
-        "capacity": capacity,
-        "sample": min(capacity, 8192, max(2048, sample)),
-        "group": 4 if many else 1,
-        "block": 4096 if many else 2048,
-        "warps": 8 if many and rows < 1024 else 4,
-        "row_block": 4096,
-        "row_warps": 8,
-        "emit": 2048 if many else capacity,
-        "programs": 1056,
-        "registers": 80 if rows < 1024 else 128,
-    }
-    return TopkPlan(**config_for("topk", default, rows=rows, max_context=max_context, k=k))
-
-
 def select_rows(
     logits: torch.Tensor,
     limit: torch.Tensor,
@@ -228,7 +188,7 @@ def select_rows(
         return out[0], out[1]
     plan = plan_for(count, max_context, k) if plan is None else plan
     given = (logits, logits.stride(0), limit, k, max_context, page_table, page_table.stride(0), token_row, out[0], out[1])
-    fixed = {"PAGE": page_size, "CAPACITY": plan.capacity, "K_BLOCK": triton.next_power_of_2(k), **ahead(logits.device)}
+    fixed = {"PAGE": page_size, "CAPACITY": plan.capacity, "K_BLOCK": triton.next_power_of_2(k), **early_start(logits.device)}
     sampling = {"SAMPLE": plan.sample, "GROUP": plan.group}
     emit = min(plan.emit, plan.capacity)
     if plan.by_rows:
@@ -249,7 +209,7 @@ def select_rows(
         found = (kept[0].view(torch.float32), kept[1])
         topk_scan_kernel[(count * n_parts,)](
             logits, logits.stride(0), limit, max_context, pivots, published, *found, n_parts,
-            CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps, **ahead(logits.device),
+            CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps, **early_start(logits.device),
         )  # fmt: skip
         topk_finish_kernel[(count,)](
             *given, pivots, published, *found, PARTS=width, BLOCK=plan.row_block, EMIT=emit, **fixed, num_warps=plan.row_warps

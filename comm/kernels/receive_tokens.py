@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ..heap.peers import Peers
 from ..state import PeerState
 from ..wire import DISPATCH, Wire
@@ -96,7 +96,7 @@ def receive_tokens(
         tag, channel, limit_of(timeout_ms, slots.is_cuda), channel * wire.channel_bytes, wire.ids_at, wire.weights_at,
         peers.rank, wire.n_ranks, wire.max_tokens, wire.slots_per_rank, blocks,
         K=wire.top_k, RANKS=lanes_of(wire.n_ranks), BLOCK=block, TOLERANT=fault_tolerant, CLOCK=slots.is_cuda, LANES=32 * warps,
-        EARLY=early(slots.device), num_warps=warps, maxnreg=registers_of(warps), launch_pdl=early(slots.device),
+        num_warps=warps, maxnreg=registers_of(warps), **early_start(slots.device),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ..heap.peers import Peers
 from ..rows import DTYPES
 from ..state import PeerState
@@ -190,6 +190,6 @@ def send_home(
         16 * (COMBINE * wire.n_ranks + me), me, wire.n_ranks, wire.max_tokens, pitch,
         WIDTH=width, UNIT=unit, TOKENS=config.tokens, COLS=config.piece, K=k, RANKS=lanes_of(wire.n_ranks),
         MODE=mode, OUT=TYPES[dtype], PULL=pull, IN_PLACE=in_place,
-        ON_GPU=y.is_cuda, EARLY=early(y.device),
-        num_warps=config.warps, maxnreg=registers_of(config.warps), launch_pdl=early(y.device),
+        ON_GPU=y.is_cuda,
+        num_warps=config.warps, maxnreg=registers_of(config.warps), **early_start(y.device),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ..blocks import value_dtype
 from ..heap.peers import Peers
 from ..state import PeerState
@@ -211,5 +211,5 @@ def send_tokens(
         RANKS=lanes_of(wire.n_ranks), MANY=wire.n_ranks > _MOST_IN_TURN,
         QUANTISE=quantise, UE8M0=wire.payload == "fp8_ue8m0", FIXES=2 if x.dtype == torch.float32 else 1, CAST=cast, ON_GPU=x.is_cuda,
         SCALES=given, BLOCKS=lanes_of(max(given, 1)), SCALES_AT=wire.value_bytes // 4,
-        EARLY=early(x.device), num_warps=config.warps, maxnreg=registers_of(config.warps), launch_pdl=early(x.device),
+        num_warps=config.warps, maxnreg=registers_of(config.warps), **early_start(x.device),
     )  # fmt: skip

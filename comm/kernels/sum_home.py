@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ..heap.peers import Peers
 from ..rows import DTYPES
 from ..state import PeerState
@@ -236,7 +236,7 @@ def sum_home(
         HIDDEN=hidden, UNIT=unit, TOKENS=config.tokens, COLS=config.piece,
         K=k, RANKS=lanes_of(wire.n_ranks), TOGETHER=min(8, lanes_of(wire.n_ranks)),
         HOME=TYPES[DTYPES[wire.dtype]], EACH=deterministic, PULL=pull, TOLERANT=fault_tolerant, CLOCK=out.is_cuda, LANES=32 * config.warps,
-        EARLY=early(out.device), num_warps=config.warps, maxnreg=registers_of(config.warps), launch_pdl=early(out.device),
+        num_warps=config.warps, maxnreg=registers_of(config.warps), **early_start(out.device),
     )  # fmt: skip
 
 

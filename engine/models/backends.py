@@ -14,7 +14,7 @@ from ...parallel.linear import BLOCK, check_fp8_device
 from ...parallel.shard import narrow_weights
 from ..config import EngineConfig
 from ..model_config import ModelConfig
-from ..streams import SideStream
+from ..side import SideStream
 from .deepseek import DeepseekForCausalLM
 from .shards import FP8_LINEARS
 

@@ -122,6 +122,8 @@ class DeepseekForCausalLM(nn.Module):
                 module.fuse()
             elif isinstance(module, MoE):
                 module.exchange.ops = moe
+            elif (isinstance(module, Router) and moe is not None) or (isinstance(module, Indexer) and attention is not None):
+                module.wide.fuse()
 
     def moe_layers(self) -> list[MoE]:
         """The sparse layers of this stage."""

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.quantise import quantise_tile
 from .permute_torch import Permutation, RowBlocks
 
@@ -136,7 +136,6 @@ def grouped_tiles(
     block_n, block_k = 128 if out_scales is not None else chosen["block_n"], 128 if fp8 else chosen["block_k"]
     n_tiles = triton.cdiv(n, block_n)
     permutation = layout if isinstance(layout, Permutation) else None
-    ahead = early(a.device)
     grouped_tile_kernel[(layout.max_blocks * n_tiles,)](
         a, b, a_scales, b_scales, out, out_scales, permutation.sorted_index if permutation is not None else None,
         layout.block_slot, layout.block_row, layout.block_rows, layout.n_blocks,
@@ -144,6 +143,6 @@ def grouped_tiles(
         0 if b_scales is None else b_scales.stride(0), out.stride(0), 0 if out_scales is None else out_scales.stride(1),
         TOP_K=permutation.k if gather and permutation is not None else 0, SWAP=chosen["swap"], FP8=fp8,
         GATED=gated, QUANTISE=out_scales is not None, EVEN=n % block_n == 0 and k % block_k == 0, GROUP=chosen["group"],
-        BLOCK_M=layout.block, BLOCK_N=block_n, BLOCK_K=block_k, EARLY=ahead,
-        num_warps=chosen["num_warps"], num_stages=chosen["num_stages"], launch_pdl=ahead,
+        BLOCK_M=layout.block, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=chosen["num_warps"], num_stages=chosen["num_stages"], **early_start(a.device),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from .permute_torch import Permutation, RowBlocks, check_block, check_slots, max_row_blocks
 
 _SINGLE = 4096  # choices that one launch ranks and counts
@@ -159,10 +159,10 @@ def segment_blocks(counts: torch.Tensor, n_rows: int, block: int, *, stride: int
     n_slots = counts.shape[0]
     bound = max_row_blocks(n_rows, n_slots, block)
     block_slot, block_row, block_rows, n_blocks = _pieces([bound, bound, bound, 1], counts.device)
-    ahead = early(counts.device)
     segment_blocks_kernel[(n_slots + 1,)](
         counts, block_slot, block_row, block_rows, n_blocks, n_slots, bound, stride or 0,
-        STRIDED=stride is not None, SLOTS=triton.next_power_of_2(n_slots), BLOCK=block, EARLY=ahead, num_warps=2, launch_pdl=ahead,
+        STRIDED=stride is not None, SLOTS=triton.next_power_of_2(n_slots), BLOCK=block, num_warps=2,
+        **early_start(counts.device),
     )  # fmt: skip
     return RowBlocks(block=block, block_slot=block_slot, block_row=block_row, block_rows=block_rows, n_blocks=n_blocks)
 
@@ -184,15 +184,15 @@ def permute(slots: torch.Tensor, n_slots: int, *, block: int) -> Permutation:
     sizes = [bound, bound, bound, 1, n_slots + 1, n_slots + 1, bound * block]
     block_slot, block_row, block_rows, n_blocks, offsets, counts, sorted_index = _pieces(sizes, device)
     place = torch.empty_like(slots)
-    single, ahead = n <= _SINGLE, early(device)
+    single = n <= _SINGLE
     tile = next(size for size in _TILES if n <= size or size == _SINGLE)  # few sizes, few compiles
     warps = 1 if tile <= 16 else 4 if tile <= 1024 else 8
     if not single:
-        permute_count_kernel[(n_slots + 1,)](slots, counts, n, n_slots, TILE=tile, EARLY=ahead, num_warps=warps, launch_pdl=ahead)
+        permute_count_kernel[(n_slots + 1,)](slots, counts, n, n_slots, TILE=tile, num_warps=warps, **early_start(device))
     permute_place_kernel[(n_slots + 1,)](
         slots, counts, offsets, sorted_index, place, block_slot, block_row, block_rows, n_blocks, n, n_slots, bound,
         COUNT="pairs" if n <= _PAIRS else "bins" if single else "read", SLOTS=triton.next_power_of_2(n_slots + 1), TILE=tile,
-        BLOCK=block, EARLY=ahead, num_warps=warps, launch_pdl=ahead,
+        BLOCK=block, num_warps=warps, **early_start(device),
     )  # fmt: skip
     return Permutation(
         block=block, block_slot=block_slot, block_row=block_row, block_rows=block_rows, n_blocks=n_blocks,

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...parallel.kernels.overlap import early, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.quantise import quantise_tile
 from ...parallel.kernels.quantise_torch import BLOCK as SCALED
 from ...parallel.kernels.quantise_torch import empty_scales
@@ -64,14 +64,14 @@ def permute_rows(
     form = row_form(x, x_scales, quantise)
     rows = torch.empty((n, width), dtype=torch.float8_e4m3fn if quantise else dtype or x.dtype, device=x.device)
     scales = empty_scales(n, width, x.device) if quantise else None
-    groups, ahead = 8 if x.shape[0] > 64 else 2, early(x.device)
+    groups = 8 if x.shape[0] > 64 else 2
     if x.shape[0] and layout.k and width:
         source, target = (x.view(torch.uint8), rows.view(torch.uint8)) if form == "scaled" else (x, rows)
         permute_rows_kernel[(x.shape[0], triton.cdiv(width, groups * SCALED))](
             source, x_scales, layout.place, target, scales, width,
             x.stride(0), 0 if x_scales is None else x_scales.stride(0), 0 if scales is None else scales.stride(1),
-            K=layout.k, CHOICES=triton.next_power_of_2(layout.k), FORM=form, GROUPS=groups, BLOCK=SCALED, EARLY=ahead,
-            num_warps=groups // 2, launch_pdl=ahead,
+            K=layout.k, CHOICES=triton.next_power_of_2(layout.k), FORM=form, GROUPS=groups, BLOCK=SCALED,
+            num_warps=groups // 2, **early_start(x.device),
         )  # fmt: skip
     return rows, scales
 
@@ -116,9 +116,9 @@ def unpermute(y: torch.Tensor, place: torch.Tensor, weights: torch.Tensor, *, ou
     n, k = place.shape
     out = torch.empty((n, y.shape[1]), dtype=out_dtype, device=y.device)
     if n and out.shape[1]:
-        block, ahead = min(triton.next_power_of_2(out.shape[1]), 512), early(y.device)
+        block = min(triton.next_power_of_2(out.shape[1]), 512)
         unpermute_kernel[(n, triton.cdiv(out.shape[1], block))](
             y, place, weights, out, out.shape[1], y.stride(0), weights.stride(0),
-            K=k, CHOICES=triton.next_power_of_2(max(k, 1)), BLOCK=block, EARLY=ahead, num_warps=4, launch_pdl=ahead,
+            K=k, CHOICES=triton.next_power_of_2(max(k, 1)), BLOCK=block, num_warps=4, **early_start(y.device),
         )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from ...parallel.kernels.overlap import ahead, enter
+from ...parallel.kernels.overlap import early_start, enter
 from ...parallel.kernels.tuned import config_for
 
 _NONE = tl.constexpr(-(2**31))  # below the key of every score
@@ -196,7 +196,7 @@ def route(
         routed_scaling_factor, E=experts, TOKENS=config["tokens"], K=top_k,
         GROUPS=groups, PADDED=triton.next_power_of_2(groups), KEPT=topk_group, SIGMOID=scoring == "sigmoid", TWO_BEST=method == "noaux_tc",
         NORM=norm_topk_prob, LIBDEVICE=not triton.knobs.runtime.interpret, WAYS=ways, num_warps=config["warps"],
-        **ahead(logits.device),
+        **early_start(logits.device),
     )  # fmt: skip
     return ids, weights, slots
 

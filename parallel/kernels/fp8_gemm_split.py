@@ -8,11 +8,13 @@ them in the order of K. Which program is the last does not matter to the result.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 import triton
 import triton.language as tl
 
-from .overlap import ahead, enter
+from .overlap import early_start, enter
 
 
 @triton.jit
@@ -73,13 +75,14 @@ def fp8_gemm_split_kernel(
             _finish(total, out, bias, rows, features, n_rows, n_features, out_stride, BIAS)
 
 
-#: Blocks of K of a program up to which it may start early. Then programs go to SMs that the kernel before leaves free, two to one where
-#: there would be one to each, and long ones wait for the slowest: 7168 x 16384 took 51 us instead of 37.
+#: Blocks of K of a program up to which it may start early. Programs that start early go where the kernel before leaves room, two to an SM
+#: where there would be one to each, and all wait for the slowest: 7168 x 16384 took 51 us instead of 37.
 _SHORT = 32
 _COUNTERS = 1 << 14  # of a stream
 _CAPTURED = 1 << 20  # of all products in graphs on a device
 _arrivals: dict[tuple[int, int], torch.Tensor] = {}
 _captured: dict[int, torch.Tensor] = {}  # those not given away yet
+_giving = threading.Lock()  # of one launch's to one launch
 
 
 def arrivals(device: torch.device, count: int) -> torch.Tensor:
@@ -92,11 +95,12 @@ def arrivals(device: torch.device, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32, device=device)
     index = device.index or 0
     if torch.cuda.is_current_stream_capturing():
-        left = _captured.get(index)
-        if left is None or len(left) < count:
-            return torch.zeros(count, dtype=torch.int32, device=device)
-        _captured[index] = left[count + -count % 4 :]  # those of each launch begin on 16 bytes, as kernels are compiled for
-        return left[:count]
+        with _giving:
+            left = _captured.get(index)
+            if left is None or len(left) < count:
+                return torch.zeros(count, dtype=torch.int32, device=device)
+            _captured[index] = left[count + -count % 4 :]  # those of each launch begin on 16 bytes, as kernels are compiled for
+            return left[:count]
     if index not in _captured:  # a capture could not make them: its memory is not its own between replays
         _captured[index] = torch.zeros(_CAPTURED, dtype=torch.int32, device=device)
     key = (index, torch.cuda.current_stream(device).cuda_stream)
@@ -116,7 +120,7 @@ def launch(
     n_tiles, n_row_tiles = triton.cdiv(n_features, features), triton.cdiv(n_rows, rows)
     splits = max(min(splits, triton.cdiv(width, 128)), 1)
     partial = arrived = None
-    more = ahead(a.device)
+    more = early_start(a.device)
     if triton.cdiv(width, 128) > _SHORT * splits:
         more["launch_pdl"] = False
     if splits > 1:

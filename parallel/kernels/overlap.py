@@ -18,7 +18,7 @@ def enter(EARLY: tl.constexpr):
         gdc_launch_dependents()
 
 
-def ahead(device: torch.device) -> dict[str, bool]:
+def early_start(device: torch.device) -> dict[str, bool]:
     """Launch arguments of a kernel that does nothing before ``enter(EARLY)``."""
     return {"EARLY": early(device), "launch_pdl": early(device)}
 
@@ -26,4 +26,4 @@ def ahead(device: torch.device) -> dict[str, bool]:
 @lru_cache(maxsize=8)
 def early(device: torch.device) -> bool:
     """Whether kernels on this device may start early: their ``EARLY`` and their launch's ``launch_pdl``."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return device.type == "cuda" and not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device)[0] >= 9

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .overlap import ahead, enter
+from .overlap import early_start, enter
 from .quantise_torch import BLOCK, check_gate_up, check_rows, empty_scales
 
 _E4M3_MAX = tl.constexpr(448.0)
@@ -106,7 +106,7 @@ def _launch(x: torch.Tensor, width: int, gated: bool, count: torch.Tensor | None
         rows, warps = _rows_a_program(n_rows, blocks)
         quantise_kernel[(blocks, triton.cdiv(n_rows, rows))](
             x, values, scales, count, n_rows, width, x.stride(0), scales.stride(1),
-            GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps, **ahead(x.device),
+            GATED=gated, COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps, **early_start(x.device),
         )  # fmt: skip
     return values, scales
 
@@ -163,6 +163,6 @@ def silu_mul(gate_up: torch.Tensor, *, count: torch.Tensor | None = None) -> tor
         rows, warps = _rows_a_program(n_rows, blocks)
         silu_mul_kernel[(blocks, triton.cdiv(n_rows, rows))](
             gate_up, out, count, n_rows, width, gate_up.stride(0),
-            COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps, **ahead(gate_up.device),
+            COUNTED=count is not None, ROWS=rows, BLOCK=BLOCK, num_warps=warps, **early_start(gate_up.device),
         )  # fmt: skip
     return out

@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .overlap import ahead, enter
+from .overlap import early_start, enter
 from .wide_product_torch import check_operands
 
 #: outputs up to which this is faster than a matrix product: every row reads the weight anew, from the L2
-MOST_OUTPUTS = 2048
+MOST_OUTPUTS = 1024
 _CHUNK = 1024
 
 
@@ -54,6 +54,6 @@ def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if out.numel():
         wide_product_kernel[(len(weight), n_rows)](
             x, weight, out, len(weight), x.stride(0), weight.stride(0), WIDTH=width, CHUNK=min(_CHUNK, triton.next_power_of_2(width)),
-            num_warps=4, **ahead(x.device),
+            num_warps=4, **early_start(x.device),
         )  # fmt: skip
     return out

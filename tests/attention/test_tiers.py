@@ -10,6 +10,7 @@ import torch
 
 from rorqual.attention.kv.tier import TierCounter
 from rorqual.attention.ops import AttentionOps
+from rorqual.attention.queries import Queries, make_queries
 from rorqual.attention.rope import rotate, rotation
 from tests.attention.common import SPARSE
 from tests.attention.tiered import GLM, TOPK, Resident, Setting, Tiered, plan
@@ -126,30 +127,71 @@ def test_fetches_may_come_as_late_as_the_join(static, config, monkeypatch):
     assert beside.joins and beside.most == 1 and many.counted(TierCounter.MISSES)
 
 
+class LateQueries(Recorder):
+    """Queries that are made in a fork are NaN until it is joined."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.inside = False
+        monkeypatch.setattr("rorqual.attention.fused.make_queries", self.make)
+
+    @contextmanager
+    def fork(self):
+        with super().fork():
+            self.inside = True
+            yield
+            self.inside = False
+
+    def make(self, *arguments, **more):
+        found = make_queries(*arguments, **more)
+        if not self.inside:
+            return found
+        assert found.latent is not None
+        late = {name: torch.full_like(x, float("nan")) for name, x in vars(found).items()}
+        self.pending += [(late[name], x) for name, x in vars(found).items()]
+        return Queries(**late)
+
+    def join(self) -> None:
+        assert self.waiting, "a join without a fork: no graph could hold it"
+        for target, x in self.pending:
+            target.copy_(x)
+        self.pending.clear()
+        super().join()
+
+
 @pytest.mark.parametrize(("static", "config"), [(False, GLM), (True, GLM), (True, SPARSE)])
-def test_queries_beside_the_choice_of_keys(static, config, monkeypatch):
-    """Each fork is joined in its layer, and what is computed in it is what is computed in order."""
-    plain, aside = AttentionOps.load("torch"), Recorder()
+def test_queries_may_come_as_late_as_the_join(static, config, monkeypatch):
+    plain, aside = AttentionOps.load("torch"), LateQueries(monkeypatch)
     monkeypatch.setattr(AttentionOps, "load", lambda name: dataclasses.replace(plain, aside=aside))
     setting = Setting(fused=True, static=static, seed=3, config=config)
-    many = run(setting)
-    assert aside.joins and aside.most == 1 and not aside.waiting and many.counted(TierCounter.MISSES)
+    many, joins = run(setting), aside.joins
+    assert joins and aside.most == 1 and not aside.waiting and many.counted(TierCounter.MISSES)
     monkeypatch.setattr(AttentionOps, "load", lambda name: plain)
     apart, whole = Resident(setting), Resident(setting)
     for layer in apart.layers:
         layer.ops = dataclasses.replace(plain, aside=aside)
     for rows, counts in plan(setting):
         torch.testing.assert_close(apart.step(rows, counts), whole.step(rows, counts), rtol=1e-5, atol=1e-5)
+    assert aside.joins > joins
 
 
-def test_queries_beside_fetches_too(monkeypatch):
-    """Steps of so many tokens that fetches run beside the queries' products do not also run these beside the choice."""
-    ops, beside = late(AttentionOps.load("torch"))
-    aside = Recorder()
-    monkeypatch.setattr(AttentionOps, "load", lambda name: dataclasses.replace(ops, aside=aside))
+def test_what_runs_beside_is_one_thing_a_step(monkeypatch):
+    """Fetches beside the queries' products where a step has tokens enough for that, else queries beside the choice of keys."""
+    plain = AttentionOps.load("torch")
+    beside, aside = Recorder(), Recorder()
+    monkeypatch.setattr(AttentionOps, "load", lambda name: dataclasses.replace(plain, beside=beside, aside=aside))
     monkeypatch.setattr("rorqual.attention.keys._BESIDE_FROM", 3)
-    run(Setting(fused=True, static=True, seed=3, config=GLM))
-    assert beside.joins and aside.joins and not aside.waiting
+    setting, seen = Setting(fused=True, seed=3, config=GLM), set()
+    many = Tiered(setting)
+    for rows, counts in plan(setting):
+        before = beside.joins, aside.joins
+        many.step(rows, counts)
+        many.shake()
+        found = beside.joins > before[0], aside.joins > before[1]
+        assert found in (((False, False), (True, False)) if sum(counts) >= 3 else ((False, False), (False, True))), counts
+        seen.add(found)
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -126,14 +126,14 @@ class Graphed(Tiered):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", ["", "beside", "aside"])
 def test_graphs(kind, overlap, monkeypatch):
     if overlap:
-        ops = dataclasses.replace(AttentionOps.load("triton"), beside=Side())
+        ops = dataclasses.replace(AttentionOps.load("triton"), **{overlap: Side()})
         monkeypatch.setattr(AttentionOps, "load", lambda name: ops)
         monkeypatch.setattr("rorqual.attention.keys._BESIDE_FROM", 1)
     lengths = {"lengths": (60, 33, 20)} if "lengths" not in kind else {}
-    s = setting(kind | lengths, static=True, seed=7, scored=overlap)
+    s = setting(kind | lengths, static=True, seed=7, scored=overlap == "beside")
     one, many = Tiered(s), Graphed(s)  # the same events happen to both
     for rows, counts in decodes(s, 12):
         expected, got = one.step(rows, counts), many.step(rows, counts)
@@ -143,5 +143,5 @@ def test_graphs(kind, overlap, monkeypatch):
     assert torch.equal(one.cache.hot.counters, many.cache.hot.counters) and many.counted(TierCounter.MISSES) > 0
     resident = Resident(dataclasses.replace(s))
     tiered = Graphed(s)
-    if not overlap:  # there the products are cut differently
+    if overlap != "beside":  # there the products are cut differently
         compare(resident, tiered, decodes(s, 12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -125,18 +126,30 @@ def test_many_tokens_are_computed_some_at_a_time():
     assert max(run_ranks(many_tokens, 2)) < 2e-6
 
 
-class Recorder(Beside):
-    """A track that notes what it runs and when that is joined."""
+class Late(Beside):
+    """A track whose results are NaN until they are joined, with a log of its own and of the exchange's parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: ExpertExchange, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
+        for part in ("begin", "compute"):
+            monkeypatch.setattr(exchange, part, partial(self._noted, part, getattr(exchange, part)))
 
-    def run(self, body: Any) -> tuple[Any, None]:
+    def _noted(self, part: str, real: Any, *arguments: Any) -> Any:
+        self.log.append(part)
+        return real(*arguments)
+
+    def run(self, body: Any) -> tuple[Any, Any]:
         self.log.append("run")
-        return body(), None
+        result = body()
+        if not isinstance(result, torch.Tensor):  # of tokens that travel
+            return result, None
+        late = torch.full_like(result, float("nan"))
+        return late, (late, result)
 
-    def join(self, end: None) -> None:
+    def join(self, end: Any) -> None:
         self.log.append("join")
+        if end is not None:
+            end[0].copy_(end[1])
 
 
 def make_lone_layer(payload: str = "native") -> MoE:
@@ -154,19 +167,20 @@ def make_lone_layer(payload: str = "native") -> MoE:
 
 @pytest.mark.parametrize(("tokens", "payload", "aside"), [(1, "native", True), (16, "native", True), (17, "native", False),
                                                           (0, "native", False), (6, "fp8", False)])  # fmt: skip
-def test_the_shared_expert_runs_beside_the_routing_of_few_tokens(tokens, payload, aside):
-    layer, x, track = make_lone_layer(payload), torch.randn(tokens, CONFIG.hidden), Recorder()
+def test_the_shared_expert_runs_beside_the_routing_of_few_tokens(tokens, payload, aside, monkeypatch):
+    layer, x = make_lone_layer(payload), torch.randn(tokens, CONFIG.hidden)
     expected = layer(x)
+    track = Late(layer.exchange, monkeypatch)
     layer.exchange.track = track
     assert torch.equal(layer(x), expected)
-    assert ("run" in track.log) == ("join" in track.log) == (aside or payload == "fp8")  # rounded tokens travel, on the same track
-    assert layer.exchange._leaves_room(x) == aside
+    assert (track.log == ["run", "begin", "compute", "join"]) == aside == layer.exchange._leaves_room(x)
     shared, layer.shared_experts = layer.shared_experts, None
     assert shared is not None and torch.equal(layer(x) + shared(x), expected)
 
 
 def test_a_shared_expert_that_ranks_sum_keeps_its_place():
-    layer, track = make_lone_layer(), Recorder()
-    layer.exchange.track = track
+    layer = make_lone_layer()
+    layer.exchange.track = Beside()
+    assert layer.exchange._leaves_room(torch.randn(4, CONFIG.hidden))
     layer.exchange.tp.size = 2
     assert not layer.exchange._leaves_room(torch.randn(4, CONFIG.hidden))

@@ -42,6 +42,7 @@ def _case(rows: int, length: int, target: Target, limit: int | None = None) -> C
 
 def _build(rows: int, length: int, limit: int) -> Runs:
     from ....attention.kernels import topk, topk_torch
+    from ....attention.kernels.topk_plan import TopkPlan, plan_for
 
     copies = max(1, min(3, (256 << 20) // (4 * rows * length)))
     scores = [torch.randn(rows, length, device="cuda") for _ in range(copies)]
@@ -49,7 +50,7 @@ def _build(rows: int, length: int, limit: int) -> Runs:
     table = torch.randperm(8 * (length // _PAGE), device="cuda").int().view(8, -1)
     token_row = torch.arange(rows, device="cuda") % 8
 
-    def call(x: torch.Tensor, plan: topk.TopkPlan | None = None) -> Call:
+    def call(x: torch.Tensor, plan: TopkPlan | None = None) -> Call:
         return lambda: topk.select_rows(x, limits, _K, table, token_row, page_size=_PAGE, max_context=length, plan=plan)
 
     def check() -> None:
@@ -58,7 +59,7 @@ def _build(rows: int, length: int, limit: int) -> Runs:
         for got, expected in zip(call(scores[0])(), wanted, strict=True):
             assert torch.equal(got[some], expected), "the choice differs from the plain version's"
 
-    plans = [replace(topk.plan_for(rows, length, _K), **config) for config in _configs(rows)]
+    plans = [replace(plan_for(rows, length, _K), **config) for config in _configs(rows)]
     variants: dict[str, Call] = {json.dumps(asdict(plan)): call(scores[0], plan) for plan in plans}
     return Runs(
         ours=call(scores[0]),

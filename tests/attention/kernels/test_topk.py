@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from rorqual.attention.kernels import topk, topk_torch  # noqa: E402
+from rorqual.attention.kernels.topk_plan import TopkPlan  # noqa: E402
 from tests.kernels.interpreter import repair  # noqa: E402
 from tests.kernels.offline import Spec, compile_reports  # noqa: E402
 
@@ -19,8 +20,8 @@ PAGE = 16
 #: small sizes of everything, so that rows of some hundred scores take every path
 SMALL = {"capacity": 64, "sample": 32, "block": 64, "warps": 1, "row_block": 128, "row_warps": 1, "programs": 2, "registers": 128}
 PLANS = {
-    "parts": topk.TopkPlan(by_rows=False, group=1, emit=64, **SMALL),
-    "rows": topk.TopkPlan(by_rows=True, group=4, emit=16, **SMALL),
+    "parts": TopkPlan(by_rows=False, group=1, emit=64, **SMALL),
+    "rows": TopkPlan(by_rows=True, group=4, emit=16, **SMALL),
 }
 
 
@@ -95,7 +96,7 @@ def test_a_guess_that_misleads_costs_time_only(capacity):
     torch.manual_seed(2)
     x, limit = torch.randn(2, 200), torch.tensor([200, 190], dtype=torch.int32)
     for plan in (PLANS["parts"], PLANS["rows"]):
-        small = topk.TopkPlan(**{**vars(plan), "capacity": capacity, "sample": 32, "emit": min(plan.emit, capacity)})
+        small = TopkPlan(**{**vars(plan), "capacity": capacity, "sample": 32, "emit": min(plan.emit, capacity)})
         check(x, limit, 16, pages(2, 200), torch.arange(2), 200, small)
 
 

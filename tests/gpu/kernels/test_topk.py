@@ -9,14 +9,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 pytest.importorskip("triton")
 
 from rorqual.attention.kernels import topk, topk_torch  # noqa: E402
+from rorqual.attention.kernels.topk_plan import TopkPlan, plan_for  # noqa: E402
 
 DEVICE = torch.device("cuda")
 K, PAGE, LENGTH = 2048, 64, 40_000
 EDGES = [0, 1, 63, 64, 2047, 2048, 2049, 4095, 8191, 8192, 8193, 8194, 16383, 16384, 16385, 32767, 32768, 32769, 39_999, 40_000]
 
 
-def plan(by_rows: bool) -> topk.TopkPlan:
-    return topk.plan_for(4096 if by_rows else 16, LENGTH, K)
+def plan(by_rows: bool) -> TopkPlan:
+    return plan_for(4096 if by_rows else 16, LENGTH, K)
 
 
 def scores(kind: str, rows: int, length: int) -> torch.Tensor:

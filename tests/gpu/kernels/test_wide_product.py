@@ -26,5 +26,7 @@ def test_few_rows_and_many_are_near():
     few = MOST_OUTPUTS // 256
     weight, wide = torch.randn(256, 7168, device="cuda").bfloat16().float(), WideWeight()
     wide.settle(weight)
+    wide.fuse()
     x = torch.randn(few + 1, 7168, device="cuda").bfloat16()
+    assert torch.equal(wide.product(x[:few], weight), wide_product(x[:few], weight.bfloat16()))
     torch.testing.assert_close(wide.product(x[:few], weight), wide.product(x, weight)[:few], rtol=1e-4, atol=1e-3)
