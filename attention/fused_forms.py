@@ -76,16 +76,16 @@ def _attend_groups(mla: MLA, ops: AttentionOps, queries: Queries, keys: Keys, ba
 
 def _expanded(mla: MLA, ops: AttentionOps, queries: Queries, group: TileGroup, keys: Keys) -> torch.Tensor:
     """Every key of the group's requests expanded once, some heads at a time, then flash attention over ragged lengths."""
-    config, spans, kv_b, narrow = mla.config, group.spans, mla.kv_b(), queries.heads
+    config, spans, kv_b, mine = mla.config, group.spans, mla.kv_b(), queries.heads
     nope, latent, heads = config.nope_dim, config.kv_lora_rank, kv_b.shape[0]
-    wide = ops.gather_latent(keys.pool, keys.spans(spans).int(), latent, config.rope_dim, narrow.dtype)
-    out = narrow.new_empty(narrow.shape[0], heads, config.v_dim)
+    wide = ops.gather_latent(keys.pool, keys.spans(spans).int(), latent, config.rope_dim, mine.dtype)
+    out = mine.new_empty(mine.shape[0], heads, config.v_dim)
     step = max(1, _EXPAND_ELEMENTS // (len(wide) * kv_b.shape[1]))
     for first in range(0, heads, step):
         some = slice(first, first + step)
         both = torch.nn.functional.linear(wide[:, :latent], kv_b[some].flatten(0, 1)).view(len(wide), -1, kv_b.shape[1])
         out[:, some], _ = ops.varlen_attention(
-            torch.cat((narrow[:, some, :nope], queries.rope[:, some]), -1),
+            torch.cat((mine[:, some, :nope], queries.rope[:, some]), -1),
             both[..., :nope],
             wide[:, latent:],
             both[..., nope:],
