@@ -33,10 +33,11 @@ def fused_forward(
     """
     config = mla.config
     turn = batch.once(("turn", config.rope), lambda: torch.view_as_real(rotation(config.rope, batch.positions)))
-    cut = apart(mla, ops, batch)
-    inputs = project(mla, x, queries_later=cut or overlaps(ops, batch))
+    late = overlaps(ops, batch)  # queries are computed after the choice of keys, beside fetches
+    early = not late and apart(mla, ops, batch)
+    inputs = project(mla, x, queries_later=late or early)
     queries: Queries | None = None
-    if cut and has_choice(mla, batch):
+    if early and has_choice(mla, batch):
         with ops.aside.fork():
             queries = make_queries(mla, ops, inputs, turn, absorb=True)
     ops.write_latent(

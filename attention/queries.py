@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from .batch import AttentionBatch
 from .beside import IN_ORDER
-from .keys import overlaps
 from .ops import AttentionOps
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ def make_queries(mla: MLA, ops: AttentionOps, inputs: Inputs, turn: torch.Tensor
     config, heads = mla.config, inputs.queries(mla)
     rope = ops.query_rope(heads[..., config.nope_dim :], turn, interleaved=config.rope.interleaved, dtype=heads.dtype)
     queries = Queries(heads=heads, rope=rope)
-    if not absorb:
-        return queries
-    return Queries(heads=heads, rope=rope, latent=queries.absorbed(mla.kv_b(), config.nope_dim))
+    return replace(queries, latent=queries.absorbed(mla.kv_b(), config.nope_dim)) if absorb else queries
 
 
 def apart(mla: MLA, ops: AttentionOps, batch: AttentionBatch) -> bool:
@@ -55,7 +52,7 @@ def apart(mla: MLA, ops: AttentionOps, batch: AttentionBatch) -> bool:
 
     Contexts do not count: a step's products are cut in one way or the other, which may change their last bit.
     """
-    return mla.indexer is not None and ops.aside is not IN_ORDER and 0 < batch.n_tokens <= _ASIDE_TO and not overlaps(ops, batch)
+    return mla.indexer is not None and ops.aside is not IN_ORDER and 0 < batch.n_tokens <= _ASIDE_TO
 
 
 def has_choice(mla: MLA, batch: AttentionBatch) -> bool:

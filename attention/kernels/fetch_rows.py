@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...parallel.kernels.overlap import early
+from ...parallel.kernels.overlap import early_start, enter
 from ..kv.tier import HostRows
 from .fetch_rows_torch import check_rows
 from .host_address import argument
@@ -70,17 +69,14 @@ def fetch_rows_kernel(
     BLOCK: tl.constexpr,
     REQUESTS: tl.constexpr,
     ROWS: tl.constexpr,
-    PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """ROWS rows of ROW bytes a turn. Pitches and bases are multiples of UNIT bytes, which divides LINE; BLOCK >= ROW + LINE - UNIT.
 
     The rows of all requests are numbered through by the running sum of ``count``, so that programs have equal shares
     whoever misses. A row is read by whole lines of host memory: a line that two instructions share crosses the link twice.
     """
-    if PDL:
-        gdc_wait()
-    if PDL > 1:
-        gdc_launch_dependents()
+    enter(EARLY)
     word: tl.constexpr = min(UNIT, 4)
     kind: tl.constexpr = tl.int32 if word == 4 else tl.int16 if word == 2 else tl.int8
     column = tl.arange(0, BLOCK // word)[None, :]
@@ -147,10 +143,9 @@ def copy_rows(
     row = pool.shape[1]
     config = config or (_ONE if requests == 1 else _SEVERAL)
     unit = math.gcd(16, row, host.pitch, pool.stride(0), device.stride(0), host.data_ptr(), pool.data_ptr(), device.data_ptr())
-    soon = early(pool.device)
     fetch_rows_kernel[(config.programs,)](
         argument(host, pool.device), device, pool, source, target, count, requests, width,
         ROW=row, HOST_PITCH=host.pitch, DEVICE_PITCH=device.stride(0), POOL_PITCH=pool.stride(0), UNIT=unit, LINE=_LINE,
         BLOCK=triton.next_power_of_2(row + _LINE - unit), REQUESTS=triton.next_power_of_2(requests),
-        ROWS=config.rows, PDL=2 if soon else 0, num_warps=config.warps, launch_pdl=soon,
+        ROWS=config.rows, num_warps=config.warps, **early_start(pool.device),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .indexer_logits_units import PAGE, place, share_of_few, share_of_many, unit_at
 from .indexer_logits_unpack import key_scale, tables, unpack
@@ -199,7 +200,8 @@ def indexer_logits_kernel(
         mbarrier.init(q_empty.index(i), count=WAYS)
     fence_async_shared()  # the copy engine, which completes these barriers, must see them initialised
     # the launch may overlap the end of the kernel before: nothing of memory may be read or written above this line
-    gl.inline_asm_elementwise("griddepcontrol.wait; griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+    gdc_wait()
+    gdc_launch_dependents()
     if SINGLE:
         token, skip, left = share_of_few(n_tokens, token_row, limit, start, STEP, HAS_START, VECTOR)
     else:

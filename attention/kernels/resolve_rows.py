@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 import triton
 
-from ...parallel.kernels.overlap import early
+from ...parallel.kernels.overlap import early_start
 from ...parallel.kernels.tuned import config_for
 from .resolve_rows_kernel import resolve_rows_kernel
 from .resolve_rows_sizes import CHUNK, groups_of, list_bytes, scratch_words, shared_groups, table_words, whole_rows
@@ -88,7 +88,7 @@ def resolve_rows(
             out[0], out[1], count, out[2], CHOSEN=chosen, QUERIES=chosen // k, HOT=hot, PAGE=page_size, BY_SCORE=scores is not None,
             N=n, B=b, PAGES=triton.next_power_of_2(hot // page_size), GROUPS=shared_groups(n, b),
             CHUNK=CHUNK if cuda else triton.next_power_of_2(groups), SHARED=shared, LIST=shared and list_bytes(n) > 0,
-            THREADS=32 * warps, FAST=shared and min(n, b) >= 1024, PDL=early(positions.device),
-            num_warps=warps, maxnreg=plan.registers, launch_pdl=early(positions.device),
+            THREADS=32 * warps, FAST=shared and min(n, b) >= 1024,
+            num_warps=warps, maxnreg=plan.registers, **early_start(positions.device),
         )  # fmt: skip
     return Resolved(rows=rows, source=out[0], target=out[1], count=count)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...parallel.kernels.overlap import enter
 from ..kv.tier import TierCounter
 from .resolve_rows_sizes import CAPACITY, CELLS, WINDOW_TURN, totals_bytes
 from .resolve_rows_sums import clear_cells, combine, ranks, result
@@ -35,7 +35,7 @@ def resolve_rows_kernel(
     tables, tables_stride, n_groups, n_valid, scores, scores_stride, scores_width, counters, row_bytes, rows, source, target, count,
     wanted, CHOSEN: tl.constexpr, QUERIES: tl.constexpr, HOT: tl.constexpr, PAGE: tl.constexpr, BY_SCORE: tl.constexpr,
     N: tl.constexpr, B: tl.constexpr, PAGES: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr, SHARED: tl.constexpr,
-    LIST: tl.constexpr, THREADS: tl.constexpr, FAST: tl.constexpr, PDL: tl.constexpr,
+    LIST: tl.constexpr, THREADS: tl.constexpr, FAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (R). ``CHOSEN`` entries a request in ``QUERIES`` rows, ``HOT`` hot rows of at most ``PAGES`` pages a slot.
 
@@ -44,9 +44,7 @@ def resolve_rows_kernel(
     tables are ``SHARED``, then there is room for ``GROUPS``, or in global memory; the list of missing positions (``LIST``) too.
     ``FAST``: sums and ranks through shared memory.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    enter(EARLY)
     request = tl.program_id(0).to(tl.int64)
     entry = tl.arange(0, N)
     inside = entry < CHOSEN

@@ -13,18 +13,6 @@ LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def wait_for_inputs():
-    """Wait for the kernel before this one, if this one was launched while that ran (programmatic dependent launch)."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def let_next_start():
-    """Let a dependent kernel be launched; it waits for the results of this one by itself."""
-    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def head_exponent(amax):
     """Power of two, as fp32, by which a head's queries are multiplied to lie within 2^15; its inverse. Both exact."""
     bits = gl.minimum(gl.maximum(amax, 1e-25), 1e25).to(gl.int32, bitcast=True) & 0x7F800000

@@ -15,8 +15,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .sparse_decode_device import LN_2, LOG2_E, SHIFT, TILE, head_exponent, let_next_start, wait_for_inputs
+from .sparse_decode_device import LN_2, LOG2_E, SHIFT, TILE, head_exponent
 from .sparse_decode_few_tiles import attend, load_group
 from .sparse_decode_rows import VARYING
 
@@ -129,8 +130,8 @@ def sparse_decode_few_kernel(
     LOAD_REGS: gl.constexpr,
 ):
     """One pass of online softmax over a token's split for HB heads (16). Outputs as in ``epilogue`` of sparse_decode_rows."""
-    wait_for_inputs()
-    let_next_start()
+    gdc_wait()
+    gdc_launch_dependents()
     token = gl.program_id(0)
     first_head = gl.program_id(1) * HB
     split = gl.program_id(2)

@@ -15,8 +15,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .sparse_decode_device import LN_2, LOG2_E, NO_SCORE, SHIFT, head_exponent, let_next_start, wait_for_inputs
+from .sparse_decode_device import LN_2, LOG2_E, NO_SCORE, SHIFT, head_exponent
 from .sparse_decode_device import TILE as N
 from .sparse_decode_rows import VARYING
 from .sparse_decode_wide_load import ROOM as FP8_ROOM
@@ -206,8 +207,8 @@ def sparse_decode_wide_kernel(
     LOAD_REGS: gl.constexpr,
 ):
     """One pass of online softmax over a token's split for 64 heads. Outputs as in ``epilogue`` of sparse_decode_rows."""
-    wait_for_inputs()
-    let_next_start()
+    gdc_wait()
+    gdc_launch_dependents()
     first_head = gl.program_id(0) * M
     token = gl.program_id(1)
     split = gl.program_id(2)

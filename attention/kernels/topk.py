@@ -52,8 +52,7 @@ def topk_start_kernel(
 @triton.jit(do_not_specialize=["max_context", "n_parts"])
 def topk_scan_kernel(
     logits, logits_stride, limit, max_context, pivots, published, found, places, n_parts,
-    CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (T * n_parts), the parts of a row in succession: keep what reaches the pivot.
 
@@ -188,7 +187,8 @@ def select_rows(
         return out[0], out[1]
     plan = plan_for(count, max_context, k) if plan is None else plan
     given = (logits, logits.stride(0), limit, k, max_context, page_table, page_table.stride(0), token_row, out[0], out[1])
-    fixed = {"PAGE": page_size, "CAPACITY": plan.capacity, "K_BLOCK": triton.next_power_of_2(k), **early_start(logits.device)}
+    fixed = {"PAGE": page_size, "CAPACITY": plan.capacity, "K_BLOCK": triton.next_power_of_2(k)}
+    start = early_start(logits.device)
     sampling = {"SAMPLE": plan.sample, "GROUP": plan.group}
     emit = min(plan.emit, plan.capacity)
     if plan.by_rows:
@@ -196,22 +196,22 @@ def select_rows(
         kept = torch.empty((2, programs, plan.capacity), dtype=torch.int32, device=logits.device)
         found = (kept[0].view(torch.float32), kept[1])
         topk_rows_kernel[(programs,)](
-            *given, *found, count, BLOCK=plan.block, EMIT=emit, **fixed, **sampling, num_warps=plan.warps, maxnreg=plan.registers
+            *given, *found, count, BLOCK=plan.block, EMIT=emit, **fixed, **start, **sampling, num_warps=plan.warps, maxnreg=plan.registers
         )
         return out[0], out[1]
     n_parts = triton.cdiv(max_context, plan.block)
     width = max(_PARTS, triton.next_power_of_2(n_parts))
     counters = torch.empty(count * (width + 1), dtype=torch.int32, device=logits.device)
     published, pivots = counters, counters[count * width :]
-    topk_start_kernel[(count,)](*given, pivots, published, PARTS=width, **fixed, **sampling, num_warps=plan.row_warps)
+    topk_start_kernel[(count,)](*given, pivots, published, PARTS=width, **fixed, **start, **sampling, num_warps=plan.row_warps)
     if max_context > plan.capacity:
         kept = torch.empty((2, count, plan.capacity), dtype=torch.int32, device=logits.device)
         found = (kept[0].view(torch.float32), kept[1])
         topk_scan_kernel[(count * n_parts,)](
             logits, logits.stride(0), limit, max_context, pivots, published, *found, n_parts,
-            CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps, **early_start(logits.device),
+            CAPACITY=plan.capacity, PARTS=width, BLOCK=plan.block, num_warps=plan.warps, **start,
         )  # fmt: skip
         topk_finish_kernel[(count,)](
-            *given, pivots, published, *found, PARTS=width, BLOCK=plan.row_block, EMIT=emit, **fixed, num_warps=plan.row_warps
+            *given, pivots, published, *found, PARTS=width, BLOCK=plan.row_block, EMIT=emit, **fixed, **start, num_warps=plan.row_warps
         )
     return out[0], out[1]

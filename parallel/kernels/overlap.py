@@ -20,7 +20,8 @@ def enter(EARLY: tl.constexpr):
 
 def early_start(device: torch.device) -> dict[str, bool]:
     """Launch arguments of a kernel that does nothing before ``enter(EARLY)``."""
-    return {"EARLY": early(device), "launch_pdl": early(device)}
+    on = early(device)
+    return {"EARLY": on, "launch_pdl": on}
 
 
 @lru_cache(maxsize=8)

@@ -73,8 +73,9 @@ def quantise_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def silu_mul_kernel(x, out, count, n_rows, width, x_stride, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                    EARLY: tl.constexpr):  # fmt: skip
+def silu_mul_kernel(
+    x, out, count, n_rows, width, x_stride, COUNTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
     """Program (k, r): columns k * BLOCK .. of ROWS rows."""
     enter(EARLY)
     if COUNTED:

@@ -104,7 +104,7 @@ def test_compiles_for_hopper():
             signature={**signature, "requests": "i32", "width": "i32"},
             constexprs={
                 **dict.fromkeys(("ROW", "HOST_PITCH", "DEVICE_PITCH", "POOL_PITCH"), row),
-                **{"UNIT": 16, "LINE": 128, "BLOCK": block, "REQUESTS": requests, "ROWS": rows, "PDL": 2},
+                **{"UNIT": 16, "LINE": 128, "BLOCK": block, "REQUESTS": requests, "ROWS": rows, "EARLY": True},
             },
             aligned=tuple(signature),
             options={"num_warps": 1},

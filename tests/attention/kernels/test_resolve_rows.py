@@ -266,7 +266,7 @@ def spec(queries: int, hot: int, by_score: bool, shared: bool = True, k: int = 2
     return Spec(
         fn="rorqual.attention.kernels.resolve_rows_kernel:resolve_rows_kernel",
         signature=GIVEN,
-        constexprs=shape | tables | {"THREADS": 32 * warps, "FAST": shared and min(chosen, usual) >= 1024, "PDL": True},
+        constexprs=shape | tables | {"THREADS": 32 * warps, "FAST": shared and min(chosen, usual) >= 1024, "EARLY": True},
         aligned=("latent_table", "host_table", "source", "target", "wanted", "counters"),
         options={"num_warps": warps, "maxnreg": plan.registers},
     )
