@@ -150,7 +150,7 @@ def _place(grid: Grid, share: HostShare) -> HostPlace:
     job = int(grid.world.gather_ints([secrets.randbits(62)])[0, 0])
     nodes = grid.world.gather_ints([-1 if node is None else node])[share.first : share.first + share.ranks, 0].tolist()
     return HostPlace(
-        job=f"{job:x}",
+        job=f"{job:x}-{share.first}",  # nodes may share a folder: two agents on one machine, containers with one /dev/shm
         member=share.member,
         members=share.ranks,
         gpu_node=node,

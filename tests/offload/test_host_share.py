@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from rorqual.engine.config import EngineConfig
 from rorqual.engine.memory import CPU_SHARE
+from rorqual.engine.offload import pools
 from rorqual.engine.offload.host_share import HostShare, host_bytes
 from rorqual.parallel.grid import GridSpec
 from rorqual.parallel.store import ranks_of_host
@@ -74,3 +78,13 @@ def test_bytes_that_were_not_asked_for():
     assert 650 + CPU_SHARE * 1000 <= 900
     for backing, parts in (("pinned", 4), ("cxl", 4), ("shm", 1), ("file", 1)):
         assert host_bytes(EngineConfig(kv_host_memory=2.0, kv_host_backing=backing), share, memory, on_cpu=False) == (2 << 30) // parts
+
+
+def test_nodes_that_share_a_folder_have_pools_of_their_own():
+    """Two agents on one machine, or containers with one /dev/shm: a pool's name is that of its node's ranks."""
+    spec = GridSpec(dp=3)
+    numbers = {"world": SimpleNamespace(gather_ints=lambda mine: np.array([[7], [8], [9]])), "device": torch.device("cpu")}
+    nodes = [range(1), range(1, 3), range(1, 3)]
+    places = [pools._place(SimpleNamespace(**numbers), HostShare.among(spec, rank, here, 5)) for rank, here in enumerate(nodes)]
+    assert places[0].job != places[1].job == places[2].job
+    assert [(place.member, place.members) for place in places] == [(0, 1), (0, 2), (1, 2)]

@@ -23,7 +23,7 @@ FORMS = (
 class HostPlace:
     """What a rank knows of its host: the parts of a backing that its name does not say."""
 
-    job: str  # the same for all ranks, another for every start
+    job: str  # the same for all ranks of a node, another for every start
     member: int = 0  # number of the rank on this host
     members: int = 1  # ranks of this host
     gpu_node: int | None = None  # NUMA node of the rank's GPU
